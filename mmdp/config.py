@@ -1,0 +1,82 @@
+"""Every knob of the pipeline once: name, unit, default and check.
+
+Adds: `Config`, a frozen dataclass. A stage's flags are its field names in kebab-case (`cli.py`).
+Leaves out: reading flags, and anything that is not a number or a name.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where mmdp keeps what it makes once: the demo set, indices, token caches.
+
+    `MMDP_CACHE` names it; else `mmdp` below `XDG_CACHE_HOME` or `~/.cache`.
+    """
+    if named := os.environ.get("MMDP_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mmdp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The knobs, each with its unit.
+
+    Attributes:
+        data: what to read: `demo`, a `.jsonl` or `.parquet` file, or `hf:NAME/CONFIG`.
+        tokenizer: `demo`, a local folder, or a name on the Hub.
+        vision: model family that says what an image costs: `fixed:64`, `qwen3_vl`, `smolvlm`, ...
+        seed: of everything random: the demo data, the order, the choice of a card.
+        samples: read at most this many samples; None for all.
+        index: show this sample; None for one by seed.
+        batch_size: rows a batch.
+        max_tokens: tokens a row may hold.
+        max_images: images a row may hold.
+        image_side: pixels; a `fixed:N` family resizes every image to a square of this side.
+        max_pixels: pixels; an image with more is refused from its header, before decoding.
+        max_row_bytes: bytes; a JSONL line with more is refused unread.
+        strict: raise on the first bad sample instead of counting it.
+        num_workers: worker processes of a DataLoader; 0 builds in the main process.
+        cache_dir: where the demo set, indices and token caches lie.
+        figures: folder for pictures.
+        report: write the stage's figures to this JSON file.
+    """
+
+    data: str = "demo"
+    tokenizer: str = "demo"
+    vision: str = "fixed:64"
+    seed: int | None = 0
+    samples: int | None = None
+    index: int | None = None
+    batch_size: int = 8
+    max_tokens: int = 1024
+    max_images: int = 9
+    image_side: int = 256
+    max_pixels: int = 50_000_000
+    max_row_bytes: int = 64 * 2**20
+    strict: bool = False
+    num_workers: int = 0
+    cache_dir: Path | None = None
+    figures: Path = Path("figures")
+    report: Path | None = None
+
+    def __post_init__(self) -> None:
+        at_least = {
+            "samples": 1,
+            "index": 0,
+            "seed": 0,
+            "batch_size": 1,
+            "max_tokens": 1,
+            "max_images": 0,
+            "image_side": 1,
+            "max_pixels": 1,
+            "max_row_bytes": 1,
+            "num_workers": 0,
+        }
+        for name, least in at_least.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}: it must be at least {least}")

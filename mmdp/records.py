@@ -1,0 +1,349 @@
+"""The records that flow through the pipeline, and the one error a bad sample raises.
+
+Adds: Sample -> Encoded -> Row -> Batch, each a frozen, slotted dataclass, with the shape and dtype on every field.
+Leaves out: how a record is made (`sources`, `encode`, `batching`).
+
+Every record down to the batch carries sample indices, so that a test can say "each sample exactly once" and a person
+can ask "what is in this row?".
+
+Shapes: B rows, L tokens a row, T tokens a sample, N images, H and W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+IGNORE = -100
+"""Label of a token that carries no loss; the default `ignore_index` of torch's cross entropy."""
+
+
+class Reason(StrEnum):
+    """Why a sample is refused. The value is the key under which it is counted in every report."""
+
+    # the row
+    INVALID_JSON = "invalid_json"  # the line is not one JSON object in UTF-8
+    ROW_TOO_LARGE = "row_too_large"  # more bytes than Config.max_row_bytes
+    WRONG_FORM = "wrong_form"  # a field is missing, of the wrong type, or two row forms stand in one row
+    UNKNOWN_ROLE = "unknown_role"  # a role outside system, user, assistant (and the documented aliases)
+    TEMPLATE = "template"  # the chat template refuses these roles in this order
+    NO_ANSWER = "no_answer"  # no turns, an empty answer, or nothing to learn from
+    IMAGE_PLACES = "image_places"  # images and places for them differ in number
+    CONTROL_TEXT = "control_text"  # text spells a control token that this tokenizer can't write as plain text
+    INVALID_TEXT = "invalid_text"  # text that can't be encoded, such as a lone surrogate
+    # the image
+    UNSAFE_PATH = "unsafe_path"  # a name that leaves the data folder, a URL, or not a regular file
+    MISSING_IMAGE = "missing_image"  # no such file or object
+    EMPTY_IMAGE = "empty_image"  # zero bytes
+    NOT_AN_IMAGE = "not_an_image"  # bytes of no known image format, such as a saved error page
+    DAMAGED_IMAGE = "damaged_image"  # truncated, or fails while decoding
+    IMAGE_TOO_LARGE = "image_too_large"  # more pixels than Config.max_pixels
+    IMAGE_ASPECT = "image_aspect"  # a side ratio that the vision family can't take
+    # the budget
+    TOO_LONG = "too_long"  # more tokens than a row holds
+    TOO_MANY_IMAGES = "too_many_images"  # more images than a row holds
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """The `repr` of a value, at most `limit` characters, control characters escaped: safe to print.
+
+    >>> shorten("a\\x1b[2Jb")
+    "'a\\\\x1b[2Jb'"
+    """
+    if isinstance(value, str | bytes) and len(value) > limit:
+        value = value[:limit]  # never build the repr of a megabyte only to cut it
+        return repr(value)[: limit - 3] + "..."
+    text = ascii(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+class DataError(Exception):
+    """One bad sample: what is wrong with it, where it stands, and under which reason it is counted.
+
+    Args:
+        reason: the key it is counted under.
+        message: what was found, what was wanted, and the remedy.
+        source: file and line, or data set and row.
+        id: the sample's id, where the row gives one.
+        field: the field of the row, such as `images[1]`.
+    """
+
+    def __init__(self, reason: Reason, message: str, *, source: str = "", id: str = "", field: str = "") -> None:
+        super().__init__(reason, message)
+        self.reason = Reason(reason)
+        self.message = message
+        self.source = source
+        self.id = id
+        self.field = field
+
+    def at(self, *, source: str = "", id: str = "", field: str = "") -> DataError:
+        """The same error with its place filled in; what was already known stays."""
+        return DataError(
+            self.reason,
+            self.message,
+            source=self.source or source,
+            id=self.id or id,
+            field=self.field or field,
+        )
+
+    def __str__(self) -> str:
+        place = self.source or "row of unknown source"
+        if self.id:
+            place += f" (id {shorten(self.id, 60)})"
+        if self.field:
+            place += f", field {self.field}"
+        return f"{place}: {self.reason}: {self.message}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions pickle by their positional arguments only; errors must cross process borders whole.
+        return _rebuild_data_error, (self.reason, self.message, self.source, self.id, self.field)
+
+
+def _rebuild_data_error(reason: Reason, message: str, source: str, id: str, field: str) -> DataError:
+    return DataError(reason, message, source=source, id=id, field=field)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRef:
+    """Where the bytes of one image are; never its pixels.
+
+    Attributes:
+        name: the name the row gives, relative to `root`; only a label where `data` is given.
+        root: the folder (or, from part 4 on, the URI prefix) that the name may not leave.
+        data: the file's own bytes, where the row carries them (Parquet, the Hub).
+    """
+
+    name: str
+    root: str = ""
+    data: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of a conversation.
+
+    Attributes:
+        role: "system", "user" or "assistant".
+        parts: text and image places in reading order; an int is an index into `Sample.images`.
+    """
+
+    role: str
+    parts: tuple[str | int, ...]
+
+    @property
+    def text(self) -> str:
+        """The text of the turn without its image places."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One row of the data set, as read: nothing decoded, nothing tokenised.
+
+    Attributes:
+        id: the row's own id, or its number as text.
+        images: 0..n references; the turns hold each index exactly once, in rising order.
+        turns: 1..n turns.
+        source: where the row stands, such as `train.jsonl:17`; the head of every message about it.
+    """
+
+    id: str
+    images: tuple[ImageRef, ...]
+    turns: tuple[Turn, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    """What one image costs and how large its pixels become, from its width and height alone.
+
+    Attributes:
+        tokens: tokens of the language model, marks around the image included.
+        vision: patches or tiles of the vision tower.
+        height: pixels after resize.
+        width: pixels after resize.
+    """
+
+    tokens: int
+    vision: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One sample as tokens, with the layout of its images; still no pixel.
+
+    Attributes:
+        ids: (T,) int32 token ids, image placeholders included.
+        labels: (T,) int32, UNSHIFTED: `labels[t]` equals `ids[t]` where token t is learnt, else -100. The model shifts.
+        layouts: one a picture, in reading order.
+    """
+
+    ids: np.ndarray
+    labels: np.ndarray
+    layouts: tuple[ImageLayout, ...]
+
+    @property
+    def size(self) -> Size:
+        return Size(
+            tokens=len(self.ids),
+            images=len(self.layouts),
+            vision=sum(layout.vision for layout in self.layouts),
+            label_tokens=int(np.count_nonzero(self.labels != IGNORE)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a sample asks of a row: tokens (image placeholders included), images, vision patches or tiles, and labels."""
+
+    tokens: int
+    images: int
+    vision: int
+    label_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one row may hold.
+
+    Attributes:
+        tokens: at most this many tokens, at least 1.
+        images: at most this many images; 0 means text only, None no limit.
+    """
+
+    tokens: int
+    images: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError(f"a budget of {self.tokens} tokens holds nothing: give at least 1")
+        if self.images is not None and self.images < 0:
+            raise ValueError(f"a budget of {self.images} images makes no sense: give 0 or more, or None for no limit")
+
+    def refusal(self, tokens: int, images: int) -> Reason | None:
+        """Why a sample of this size fits no row, or None where one can hold it."""
+        if tokens > self.tokens:
+            return Reason.TOO_LONG
+        if self.images is not None and images > self.images:
+            return Reason.TOO_MANY_IMAGES
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence of the batch: one sample, or several packed back to back. No padding yet.
+
+    Attributes:
+        ids: (T,) int32.
+        labels: (T,) int32, unshifted; the first label of each segment is -100.
+        positions: (T,) int32, 0 at the start of each segment.
+        segments: (T,) int32, 1..k: which sample of the row a token belongs to.
+        images: N arrays (3, H, W) uint8, in reading order; empty where a stage needs no pixels.
+        image_segments: (N,) int32, the segment of each image.
+        samples: the sample index of each segment.
+    """
+
+    ids: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+    images: tuple[np.ndarray, ...]
+    image_segments: np.ndarray
+    samples: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBuffer:
+    """The images of a batch as one flat buffer: one pin, one copy to the device, whatever their sizes.
+
+    Attributes:
+        pixels: (sum of 3*H*W,) uint8, each image as (3, H, W).
+        offsets: (N + 1,) int64, where each image starts.
+        heights: (N,) int64.
+        widths: (N,) int64.
+        rows: (N,) int64, the batch row of each image.
+        samples: (N,) int64, the sample index of each image.
+    """
+
+    pixels: torch.Tensor
+    offsets: torch.Tensor
+    heights: torch.Tensor
+    widths: torch.Tensor
+    rows: torch.Tensor
+    samples: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.heights)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """(3, H, W) uint8, a view of the buffer."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"image {index} of {len(self)}")
+        index %= len(self)
+        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        return self.pixels[start:end].view(3, int(self.heights[index]), int(self.widths[index]))
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (self[index] for index in range(len(self)))
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """Moves the pixels; the bookkeeping stays on the host, where it is read."""
+        return replace(self, pixels=self.pixels.to(device, non_blocking=non_blocking))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B rows of L tokens, padded on the right.
+
+    Attributes:
+        input_ids: (B, L) int64; the pad id on the tail.
+        labels: (B, L) int64, unshifted; -100 outside assistant text, on the first token of each segment, on the tail.
+        position_ids: (B, L) int64; restart at 0 in each segment and in the tail.
+        segments: (B, L) int32; 1..k, 0 on the tail.
+        images: the images of all rows, in reading order.
+        samples: for each row, the sample index of each of its segments.
+        label_tokens: how many labels are not -100.
+        skipped: samples left out while this batch was made, by reason.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    position_ids: torch.Tensor
+    segments: torch.Tensor
+    images: ImageBuffer
+    samples: tuple[tuple[int, ...], ...]
+    label_tokens: int
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens: all but padding."""
+        return int((self.segments > 0).sum())
+
+    @property
+    def padded_tokens(self) -> int:
+        """Padding tokens."""
+        return self.segments.numel() - self.num_tokens
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """The same batch with its tensors on the device."""
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+            position_ids=self.position_ids.to(device, non_blocking=non_blocking),
+            segments=self.segments.to(device, non_blocking=non_blocking),
+            images=self.images.to(device, non_blocking=non_blocking),
+        )
