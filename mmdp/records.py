@@ -52,14 +52,13 @@ class Reason(StrEnum):
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """The `repr` of a value, at most `limit` characters, control characters escaped: safe to print.
+    r"""The `repr` of a value in ASCII, at most `limit` characters, control characters escaped: safe to print.
 
-    >>> shorten("a\\x1b[2Jb")
-    "'a\\\\x1b[2Jb'"
+    >>> print(shorten("a\x1b[2Jb"))
+    'a\x1b[2Jb'
     """
     if isinstance(value, str | bytes) and len(value) > limit:
-        value = value[:limit]  # never build the repr of a megabyte only to cut it
-        return repr(value)[: limit - 3] + "..."
+        return ascii(value[:limit])[: limit - 3] + "..."  # never build the repr of a megabyte only to cut it
     text = ascii(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -193,6 +192,7 @@ class Encoded:
 
     @property
     def size(self) -> Size:
+        """What the sample asks of a row."""
         return Size(
             tokens=len(self.ids),
             images=len(self.layouts),
@@ -203,7 +203,14 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a sample asks of a row: tokens (image placeholders included), images, vision patches or tiles, and labels."""
+    """What a sample asks of a row.
+
+    Attributes:
+        tokens: image placeholders included.
+        images: pictures.
+        vision: patches or tiles of the vision tower.
+        label_tokens: tokens that are learnt.
+    """
 
     tokens: int
     images: int

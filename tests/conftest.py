@@ -32,7 +32,8 @@ def case_script(shared: Path):
 
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(f"cases_{name}", shared / "cases" / f"{name}.py")
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
