@@ -1,0 +1,304 @@
+"""A conversation as token ids, and labels that fall on the answers alone.
+
+Adds: `load_tokenizer`, and `Chat`, which turns the turns of a sample and the marks of its images into ids and labels.
+Leaves out: what an image costs (`vision.py`), and reading samples (`sources.py`). Nothing is cut here: how long a
+sample may be is the planner's business.
+
+- Marks come from the template (`template.py`) and from images only. Text is encoded with the special tokens switched
+  off, so that what a person spells never becomes a turn or an image.
+- An answer is encoded apart from its header, because a model starts to write after the header's last token. The end
+  mark is learnt with it, also where it is the pad token.
+- A template that is no ChatML and has `{% generation %}` marks decides by its own marks; there, text that spells a
+  special token is refused, since the template gives no way to write it as plain text.
+
+The two rules agree wherever no token straddles header and answer. `{% generation %}` is transformers' own extension:
+https://huggingface.co/docs/transformers/chat_templating_writing
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from mmdp.records import IGNORE, DataError, Reason, Turn, shorten
+from mmdp.template import CHATML, PROBE, ImageSlot, Marks, Piece, Slot, Template, Text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def load_tokenizer(name: str, *, cache: Path | None = None) -> PreTrainedTokenizerFast:
+    """The tokenizer `demo`, of a local folder, or of that name on the Hub.
+
+    `tokenizer.json` is loaded by the generic class, whatever class its config names: transformers 5 rebuilds the
+    pre-tokenizer of some classes, and with it SmolLM2's one-digit rule is lost.
+
+    Args:
+        name: `demo`, a folder, or a Hub name.
+        cache: where the demo tokenizer lies; by default `config.cache_folder()`.
+
+    Raises:
+        ValueError: no `tokenizer.json` under that name.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if name == "demo":
+        from mmdp.config import cache_folder
+        from mmdp.demo import demo_tokenizer
+
+        name = str(demo_tokenizer(cache or cache_folder()))
+    is_local = name.startswith((".", "/", "~")) or Path(name).exists()
+    if is_local and not (Path(name) / "tokenizer.json").is_file():
+        raise ValueError(
+            f"tokenizer {shorten(name)}: no tokenizer.json in there. Save one with "
+            "`tokenizer.save_pretrained(FOLDER)`, or give 'demo' or a name on the Hub"
+        )
+    try:
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(name)
+    except OSError as error:
+        raise ValueError(
+            f"tokenizer {shorten(name)}: neither 'demo', nor a folder with a tokenizer.json, nor a name that the Hub "
+            f"gives us ({type(error).__name__}: {shorten(str(error), 160)})"
+        ) from error
+    return tokenizer
+
+
+class Chat:
+    """Turns of a sample to ids and labels, for one tokenizer.
+
+    Args:
+        tokenizer: a fast tokenizer, with a chat template unless one is given.
+        placeholder: what the template writes for an image part, such as `<image>`.
+        marks: the special tokens that images write; none may come from text.
+        chat_template: used instead of the tokenizer's own; `chatml` is short for `template.CHATML`.
+
+    Attributes:
+        rule: "frame" or "generation": who says what is learnt.
+
+    Raises:
+        ValueError: no template, one that does not tell what is learnt, or a mark that the tokenizer lacks.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        placeholder: str = "",
+        marks: Sequence[str] = (),
+        chat_template: str | None = None,
+    ) -> None:
+        text = CHATML if chat_template == "chatml" else chat_template or tokenizer.chat_template
+        if not isinstance(text, str):
+            raise ValueError(
+                "the tokenizer has no single chat template: give one, as `--chat-template chatml` or as Jinja text"
+            )
+        added = tokenizer.added_tokens_decoder
+        id_of = {str(token): number for number, token in added.items()}
+        needed = (*marks, *(("<|im_start|>", "<|im_end|>") if text == CHATML else ()))
+        if missing := [mark for mark in needed if mark not in id_of]:
+            raise ValueError(
+                f"the tokenizer lacks the special tokens {', '.join(missing)}: add them with "
+                "`tokenizer.add_special_tokens`, or use the model's own tokenizer"
+            )
+        self.tokenizer = tokenizer
+        self.marks = tuple(marks)
+        self.template = Template(tokenizer, text, placeholder)
+        control = {number for number, token in added.items() if token.special} | {id_of[mark] for mark in marks}
+        self._control = frozenset(control - {tokenizer.unk_token_id})
+        self._plain = _plain_tokenizer(tokenizer)
+        self._marks_space = self._encode("two") != self._encode("\ntwo")[len(self._encode("\n")) :]
+        self._image_pieces = lru_cache(maxsize=512)(self.template.split)
+        self.rule = self._choose_rule()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Caches do not travel; a worker fills its own.
+        return _rebuild_chat, (self.tokenizer, self.template.placeholder, self.marks, self.template.text)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of all that decides ids and labels: vocabulary, template, marks."""
+        digest = blake2b(digest_size=16)
+        for text in (self._plain.to_str(), self.template.text, self.template.placeholder, *self.marks):
+            digest.update(text.encode() + b"\0")
+        return digest.hexdigest()
+
+    def encode(self, turns: Sequence[Turn], images: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and labels of a conversation.
+
+        Args:
+            turns: with the places of the images among their parts.
+            images: for each image the text of its marks, as its vision family writes them.
+
+        Returns:
+            ids (T,) int32 and labels (T,) int32, unshifted: the id where a token is learnt, else -100. The first label
+            is -100, since nothing predicts it.
+
+        Raises:
+            DataError: TEMPLATE, CONTROL_TEXT, INVALID_TEXT, or NO_ANSWER.
+        """
+        encode = self._encode_by_frame if self.rule == "frame" else self._encode_by_generation
+        ids, labels = encode(turns, images)
+        if all(label == IGNORE for label in labels[1:]):
+            raise DataError(
+                Reason.NO_ANSWER,
+                "no token to learn from: check the answers, and that the template shows assistant turns",
+            )
+        labels[0] = IGNORE
+        return np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32)
+
+    def _choose_rule(self) -> str:
+        if self.template.is_chatml():
+            return "frame"
+        if self.template.marked:
+            if any(label != IGNORE for label in self._encode_by_generation(PROBE, ())[1]):
+                return "generation"
+        elif self.template.ends_answers():
+            return "frame"
+        raise ValueError(
+            "the chat template does not tell what is learnt: put {% generation %} and {% endgeneration %} around the "
+            "assistant's text and its end mark, or give another one (`--chat-template chatml`)"
+        )
+
+    def _encode_by_frame(self, turns: Sequence[Turn], images: Sequence[str]) -> tuple[list[int], list[int]]:
+        if self.template.takes_parts:
+            texts: list[list[Piece]] = [[Text(part)] for turn in turns for part in turn.parts if isinstance(part, str)]
+        else:
+            texts = [list(self._turn_pieces(turn, images)) for turn in turns]
+        next_image = iter(images)
+        pieces: list[Piece] = []
+        for piece in self.template.frame(self.template.pattern(turns)):
+            if isinstance(piece, Slot):
+                pieces += _fill(piece, texts[piece.number])
+            elif isinstance(piece, ImageSlot):
+                pieces += self._image_pieces(next(next_image))
+            else:
+                pieces.append(piece)
+        return self._assemble(pieces)
+
+    def _turn_pieces(self, turn: Turn, images: Sequence[str]) -> Iterable[Piece]:
+        for part in turn.parts:
+            if isinstance(part, str):
+                yield Text(part)
+            else:
+                yield from self._image_pieces(images[part])
+
+    def _assemble(self, pieces: Iterable[Piece]) -> tuple[list[int], list[int]]:
+        """Neighbouring texts that are both learnt, or both not, are encoded as one."""
+        ids: list[int] = []
+        labels: list[int] = []
+        text, learnt, header = "", False, ""
+
+        def flush() -> None:
+            nonlocal text, header
+            if text:
+                tokens = self._encode_after(header, text) if learnt else self._encode(text)
+                ids.extend(tokens)
+                labels.extend(tokens if learnt else [IGNORE] * len(tokens))
+            text, header = "", "" if learnt else text
+
+        for piece in pieces:
+            if isinstance(piece, Text):
+                if piece.learnt != learnt:
+                    flush()
+                    learnt = piece.learnt
+                text += piece.text
+            elif isinstance(piece, Marks):
+                flush()
+                header = ""
+                ids.extend(piece.ids)
+                labels.extend(piece.ids if piece.learnt else [IGNORE] * len(piece.ids))
+        flush()
+        return ids, labels
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            tokens: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        except (UnicodeError, TypeError) as error:
+            raise DataError(
+                Reason.INVALID_TEXT, f"the text {shorten(text)} can't be encoded as UTF-8: mend or drop the row"
+            ) from error
+        if not self._control.isdisjoint(tokens):
+            raise DataError(
+                Reason.CONTROL_TEXT,
+                f"the text {shorten(text)} holds a control token that this tokenizer can't write as plain text",
+            )
+        return tokens
+
+    def _encode_after(self, header: str, text: str) -> list[int]:
+        """An answer apart from its header; but a tokenizer that marks a space before every lone piece sees the header.
+
+        Where a token would straddle both, the answer is encoded alone all the same: none of its characters is lost.
+        """
+        if self._marks_space and header:
+            before, both = self._encode(header), self._encode(header + text)
+            if both[: len(before)] == before:
+                return both[len(before) :]
+        return self._encode(text)
+
+    def _encode_by_generation(self, turns: Sequence[Turn], images: Sequence[str]) -> tuple[list[int], list[int]]:
+        messages: list[dict[str, Any]] = []
+        for turn in turns:
+            if found := self.template.mark.search(turn.text):
+                raise DataError(
+                    Reason.CONTROL_TEXT,
+                    f"the text {shorten(turn.text)} spells the special token {found[0]}, which this chat template "
+                    "can't write as plain text: mend the row, or use a ChatML template",
+                )
+            text = "".join(part if isinstance(part, str) else images[part] for part in turn.parts)
+            parts = self.template.takes_parts
+            messages.append({"role": turn.role, "content": [{"type": "text", "text": text}] if parts else text})
+        self.template.render(messages)  # a refusal of the roles gets its reason here
+        try:
+            encoded: Any = self.tokenizer.apply_chat_template(
+                messages,
+                chat_template=self.template.text,
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+            )
+        except (UnicodeError, TypeError) as error:
+            raise DataError(Reason.INVALID_TEXT, f"a text can't be encoded: {shorten(str(error))}") from error
+        ids = list(encoded["input_ids"])
+        return ids, [token if on else IGNORE for token, on in zip(ids, encoded["assistant_masks"], strict=True)]
+
+
+def _fill(slot: Slot, pieces: list[Piece]) -> list[Piece]:
+    """The pieces of a text, stripped as the template strips it, learnt if the slot is."""
+    filled: list[Piece] = []
+    for number, piece in enumerate(pieces):
+        if isinstance(piece, Text):
+            text = piece.text
+            text = text.lstrip() if slot.strip_left and number == 0 else text
+            text = text.rstrip() if slot.strip_right and number == len(pieces) - 1 else text
+            filled.append(Text(text, slot.learnt))
+        else:
+            filled.append(piece)
+    return filled
+
+
+def _plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """A copy of the backend that reads special tokens as plain text.
+
+    A Metaspace that marks only the first word of a text would mark the first word of every piece: here it marks none.
+    """
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    pre = state.get("pre_tokenizer") or {}
+    for part in pre.get("pretokenizers", [pre]):
+        if part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first":
+            part["prepend_scheme"] = "never"
+    plain = Tokenizer.from_str(json.dumps(state))
+    plain.no_padding()
+    plain.no_truncation()
+    plain.encode_special_tokens = True
+    return plain
+
+
+def _rebuild_chat(tokenizer: PreTrainedTokenizerFast, placeholder: str, marks: Sequence[str], text: str) -> Chat:
+    return Chat(tokenizer, placeholder=placeholder, marks=marks, chat_template=text)
