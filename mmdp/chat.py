@@ -112,8 +112,8 @@ class Chat:
         self.template = Template(tokenizer, text, placeholder)
         control = {number for number, token in added.items() if token.special} | {id_of[mark] for mark in marks}
         self._control = frozenset(control - {tokenizer.unk_token_id})
-        self._plain = _plain_tokenizer(tokenizer)
-        self._marks_space = self._encode("two") != self._encode("\ntwo")[len(self._encode("\n")) :]
+        self._plain = _plain_tokenizer(tokenizer, inside=False)
+        self._inside = _plain_tokenizer(tokenizer, inside=True)
         self._image_pieces = lru_cache(maxsize=512)(self.template.split)
         self.rule = self._choose_rule()
 
@@ -193,33 +193,34 @@ class Chat:
         """Neighbouring texts that are both learnt, or both not, are encoded as one."""
         ids: list[int] = []
         labels: list[int] = []
-        text, learnt, header = "", False, ""
+        text, learnt, after_text = "", False, False
 
         def flush() -> None:
-            nonlocal text, header
+            nonlocal text
             if text:
-                tokens = self._encode_after(header, text) if learnt else self._encode(text)
+                tokens = self._encode(text, self._inside if after_text else self._plain)
                 ids.extend(tokens)
                 labels.extend(tokens if learnt else [IGNORE] * len(tokens))
-            text, header = "", "" if learnt else text
+                text = ""
 
         for piece in pieces:
             if isinstance(piece, Text):
-                if piece.learnt != learnt:
+                if text and piece.learnt != learnt:
                     flush()
-                    learnt = piece.learnt
+                    after_text = True
+                learnt = piece.learnt
                 text += piece.text
             elif isinstance(piece, Marks):
                 flush()
-                header = ""
+                after_text = False
                 ids.extend(piece.ids)
                 labels.extend(piece.ids if piece.learnt else [IGNORE] * len(piece.ids))
         flush()
         return ids, labels
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
         try:
-            tokens: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+            tokens: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         except (UnicodeError, TypeError) as error:
             raise DataError(
                 Reason.INVALID_TEXT, f"the text {shorten(text)} can't be encoded as UTF-8: mend or drop the row"
@@ -230,17 +231,6 @@ class Chat:
                 f"the text {shorten(text)} holds a control token that this tokenizer can't write as plain text",
             )
         return tokens
-
-    def _encode_after(self, header: str, text: str) -> list[int]:
-        """An answer apart from its header; but a tokenizer that marks a space before every lone piece sees the header.
-
-        Where a token would straddle both, the answer is encoded alone all the same: none of its characters is lost.
-        """
-        if self._marks_space and header:
-            before, both = self._encode(header), self._encode(header + text)
-            if both[: len(before)] == before:
-                return both[len(before) :]
-        return self._encode(text)
 
     def _encode_by_generation(self, turns: Sequence[Turn], images: Sequence[str]) -> tuple[list[int], list[int]]:
         messages: list[dict[str, Any]] = []
@@ -283,16 +273,26 @@ def _fill(slot: Slot, pieces: list[Piece]) -> list[Piece]:
     return filled
 
 
-def _plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+def _plain_tokenizer(tokenizer: PreTrainedTokenizerFast, *, inside: bool) -> Tokenizer:
     """A copy of the backend that reads special tokens as plain text.
 
-    A Metaspace that marks only the first word of a text would mark the first word of every piece: here it marks none.
+    Some tokenizers put a space before a text that starts, and none inside of one. A piece between two marks starts for
+    most of them; an answer apart from its header never does.
+
+    Args:
+        tokenizer: whose backend is copied.
+        inside: no space before a text.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
-    pre = state.get("pre_tokenizer") or {}
-    for part in pre.get("pretokenizers", [pre]):
-        if part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first":
-            part["prepend_scheme"] = "never"
+    for kind in ("pre_tokenizer", "decoder", "normalizer"):
+        whole = state.get(kind) or {}
+        for part in [whole, *whole.get("pretokenizers", []), *whole.get("normalizers", [])]:
+            if part.get("type") == "Metaspace" and (inside or part.get("prepend_scheme") == "first"):
+                part["prepend_scheme"] = "never"
+            if part.get("type") == "ByteLevel" and inside:
+                part["add_prefix_space"] = False
+            if part.get("type") == "Prepend" and inside:
+                part["prepend"] = ""
     plain = Tokenizer.from_str(json.dumps(state))
     plain.no_padding()
     plain.no_truncation()

@@ -29,18 +29,18 @@ class Config:
         data: what to read: `demo`, a `.jsonl` or `.parquet` file, or `hf:NAME/CONFIG`.
         tokenizer: `demo`, a local folder, or a name on the Hub.
         vision: model family that says what an image costs: `fixed:64`, `qwen3_vl`, `smolvlm`, ...
+        chat_template: instead of the tokenizer's own: `chatml`, or Jinja text.
         seed: of everything random: the demo data, the order, the choice of a card.
         samples: read at most this many samples; None for all.
         index: show this sample; None for one by seed.
         batch_size: rows a batch.
         max_tokens: tokens a row may hold.
         max_images: images a row may hold.
-        image_side: pixels; a `fixed:N` family resizes every image to a square of this side.
         max_pixels: pixels; an image with more is refused from its header, before decoding.
         max_row_bytes: bytes; a JSONL line with more is refused unread.
         strict: raise on the first bad sample instead of counting it.
         num_workers: worker processes of a DataLoader; 0 builds in the main process.
-        cache_dir: where the demo set, indices and token caches lie.
+        cache_dir: where the demo set, indices and token caches lie; None for `cache_folder()`.
         figures: folder for pictures.
         report: write the stage's figures to this JSON file.
     """
@@ -48,13 +48,13 @@ class Config:
     data: str = "demo"
     tokenizer: str = "demo"
     vision: str = "fixed:64"
+    chat_template: str | None = None
     seed: int | None = 0
     samples: int | None = None
     index: int | None = None
     batch_size: int = 8
     max_tokens: int = 1024
     max_images: int = 9
-    image_side: int = 256
     max_pixels: int = 50_000_000
     max_row_bytes: int = 64 * 2**20
     strict: bool = False
@@ -71,7 +71,6 @@ class Config:
             "batch_size": 1,
             "max_tokens": 1,
             "max_images": 0,
-            "image_side": 1,
             "max_pixels": 1,
             "max_row_bytes": 1,
             "num_workers": 0,

@@ -50,6 +50,24 @@ class Reason(StrEnum):
     TOO_LONG = "too_long"  # more tokens than a row holds
     TOO_MANY_IMAGES = "too_many_images"  # more images than a row holds
 
+    @property
+    def of_image(self) -> bool:
+        """Whether an image is at fault, so that the row may be good once the file is."""
+        return self in _OF_IMAGE
+
+
+_OF_IMAGE = frozenset(
+    {
+        Reason.UNSAFE_PATH,
+        Reason.MISSING_IMAGE,
+        Reason.EMPTY_IMAGE,
+        Reason.NOT_AN_IMAGE,
+        Reason.DAMAGED_IMAGE,
+        Reason.IMAGE_TOO_LARGE,
+        Reason.IMAGE_ASPECT,
+    }
+)
+
 
 def shorten(value: object, limit: int = 80) -> str:
     r"""The `repr` of a value in ASCII, at most `limit` characters, control characters escaped: safe to print.
@@ -257,6 +275,7 @@ class Row:
         images: N arrays (3, H, W) uint8, in reading order; empty where a stage needs no pixels.
         image_segments: (N,) int32, the segment of each image.
         samples: the sample index of each segment.
+        skipped: samples that were meant for this row and failed while it was built, with their reason.
     """
 
     ids: np.ndarray
@@ -266,6 +285,7 @@ class Row:
     images: tuple[np.ndarray, ...]
     image_segments: np.ndarray
     samples: tuple[int, ...]
+    skipped: Mapping[int, Reason] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -322,7 +342,7 @@ class Batch:
         images: the images of all rows, in reading order.
         samples: for each row, the sample index of each of its segments.
         label_tokens: how many labels are not -100.
-        skipped: samples left out while this batch was made, by reason.
+        skipped: samples left out while this batch was made: index to reason.
     """
 
     input_ids: torch.Tensor
@@ -332,7 +352,7 @@ class Batch:
     images: ImageBuffer
     samples: tuple[tuple[int, ...], ...]
     label_tokens: int
-    skipped: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[int, Reason] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

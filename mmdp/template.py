@@ -248,7 +248,8 @@ class Template:
         if not mark:
             return literal
         pieces += self.split(literal[: mark.end()], learnt=True)
-        return literal[mark.end() :]
+        rest = literal[mark.end() :]
+        return rest.lstrip() if self._strips[mark[0]][1] else rest
 
     def _needs_parts(self) -> bool:
         pattern: Pattern = (("user", ("text",)),)

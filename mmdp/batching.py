@@ -1,0 +1,189 @@
+"""Samples to a row, rows to a batch.
+
+Adds: `join` puts encoded samples back to back in one row; `batch` stacks rows to (B, L), padded on the right to the
+longest row or to a fixed length; `RowBuilder` makes a row from sample indices, the pure function that every executor
+runs; `Rows` is the map-style data set of them, as torch's DataLoader wants it.
+Leaves out: which samples share a row (`planner.py`). Naive, fixed-length and packed batches all come from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from mmdp.encode import Encoder
+from mmdp.records import IGNORE, Batch, DataError, Encoded, ImageBuffer, Reason, Row
+from mmdp.sizes import Sizes
+from mmdp.sources import Source
+
+
+def join(
+    encoded: Sequence[Encoded],
+    images: Sequence[Sequence[np.ndarray]],
+    samples: Sequence[int],
+    skipped: Mapping[int, Reason] | None = None,
+) -> Row:
+    """One row of samples back to back; nothing given is written to.
+
+    Args:
+        encoded: k samples.
+        images: for each sample its pixels, arrays (3, H, W) uint8.
+        samples: the index of each sample.
+        skipped: samples that were meant for this row and failed, with their reason.
+
+    Returns:
+        A row whose positions restart at 0 in each segment, and whose segments start with the label -100.
+    """
+    lengths = [len(one.ids) for one in encoded]
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if lengths else 0
+    starts = ends - lengths if lengths else ends
+    labels = np.concatenate([one.labels for one in encoded]) if lengths else np.empty(0, dtype=np.int32)
+    labels[starts] = IGNORE
+    return Row(
+        ids=np.concatenate([one.ids for one in encoded]) if lengths else np.empty(0, dtype=np.int32),
+        labels=labels,
+        positions=np.arange(total, dtype=np.int32) - np.repeat(starts, lengths).astype(np.int32),
+        segments=np.repeat(np.arange(1, len(lengths) + 1, dtype=np.int32), lengths),
+        images=tuple(image for group in images for image in group),
+        image_segments=np.repeat(np.arange(1, len(lengths) + 1, dtype=np.int32), [len(group) for group in images]),
+        samples=tuple(samples),
+        skipped=dict(skipped or {}),
+    )
+
+
+def batch(rows: Sequence[Row], *, pad_id: int, length: int | None = None) -> Batch:
+    """B rows as one batch, padded on the right.
+
+    Args:
+        rows: a row longer than `length` is dropped and counted, never cut: that could split an image's tokens, or leave
+            nothing to learn. Drop over-long samples before rows are made, and no batch loses one.
+        pad_id: fills `input_ids` behind the end of a row.
+        length: tokens a row, L; by default those of the longest row.
+
+    Returns:
+        A batch of shape (B, L). Positions restart in the tail too, so that it reads as a sample of its own.
+
+    Raises:
+        ValueError: no row is left.
+    """
+    kept = [row for row in rows if length is None or len(row) <= length]
+    dropped = [row for row in rows if length is not None and len(row) > length]
+    if not kept:
+        raise ValueError(
+            f"no batch of {len(rows)} rows: {len(dropped)} are longer than {length} tokens. "
+            "Give a larger `--max-tokens`, or leave such samples out before they are batched"
+        )
+    skipped = {index: Reason.TOO_LONG for row in dropped for index in row.samples}
+    for row in rows:
+        skipped.update(row.skipped)
+    shape = (len(kept), length if length is not None else max(1, *(len(row) for row in kept)))
+    input_ids = np.full(shape, pad_id, dtype=np.int64)
+    labels = np.full(shape, IGNORE, dtype=np.int64)
+    positions = np.zeros(shape, dtype=np.int64)
+    segments = np.zeros(shape, dtype=np.int32)
+    for number, row in enumerate(kept):
+        end = len(row)
+        input_ids[number, :end] = row.ids
+        labels[number, :end] = row.labels
+        positions[number, :end] = row.positions
+        positions[number, end:] = np.arange(shape[1] - end)
+        segments[number, :end] = row.segments
+    return Batch(
+        input_ids=torch.from_numpy(input_ids),
+        labels=torch.from_numpy(labels),
+        position_ids=torch.from_numpy(positions),
+        segments=torch.from_numpy(segments),
+        images=_image_buffer(kept),
+        samples=tuple(row.samples for row in kept),
+        label_tokens=int((labels != IGNORE).sum()),
+        skipped=skipped,
+    )
+
+
+def _image_buffer(rows: Sequence[Row]) -> ImageBuffer:
+    images = [image for row in rows for image in row.images]
+    offsets = np.zeros(len(images) + 1, dtype=np.int64)
+    offsets[1:] = np.cumsum([image.size for image in images])
+    pixels = np.empty(offsets[-1], dtype=np.uint8)
+    for image, start, end in zip(images, offsets, offsets[1:], strict=False):
+        pixels[start:end] = image.reshape(-1)
+    return ImageBuffer(
+        pixels=torch.from_numpy(pixels),
+        offsets=torch.from_numpy(offsets),
+        heights=torch.tensor([image.shape[1] for image in images], dtype=torch.int64),
+        widths=torch.tensor([image.shape[2] for image in images], dtype=torch.int64),
+        rows=torch.tensor([number for number, row in enumerate(rows) for _ in row.images], dtype=torch.int64),
+        samples=torch.tensor(
+            [row.samples[segment - 1] for row in rows for segment in row.image_segments], dtype=torch.int64
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowBuilder:
+    """Sample indices to a row, pixels included. Pure and picklable: every worker of every kind runs it.
+
+    A sample that fails while it is built leaves its row: the others move up, the failure is counted with its reason.
+
+    Attributes:
+        source: the samples.
+        encoder: makes tokens and pixels of them.
+        sizes: what was measured; ids and labels come from its cache. None encodes anew.
+        pixels: False leaves the images out, for counting only.
+        strict: raise a sample's error instead of counting it.
+    """
+
+    source: Source
+    encoder: Encoder
+    sizes: Sizes | None = None
+    pixels: bool = True
+    strict: bool = False
+
+    def __call__(self, indices: Sequence[int]) -> Row:
+        """The row of these samples.
+
+        Raises:
+            DataError: in strict mode, for the first sample that fails.
+        """
+        encoded: list[Encoded] = []
+        images: list[list[np.ndarray]] = []
+        samples: list[int] = []
+        skipped: dict[int, Reason] = {}
+        for index in indices:
+            try:
+                sample = self.source[index]
+                one = self.sizes.encoded(index) if self.sizes is not None else self.encoder.encode(sample)
+                pixels = self.encoder.pixels(sample, one) if self.pixels else []
+            except DataError as error:
+                if self.strict:
+                    raise
+                skipped[index] = error.reason
+                continue
+            encoded.append(one)
+            images.append(pixels)
+            samples.append(index)
+        return join(encoded, images, samples, skipped)
+
+
+class Rows(Dataset[Row]):
+    """A map-style data set of rows.
+
+    Args:
+        build: makes a row of sample indices.
+        rows: the sample indices of each row.
+    """
+
+    def __init__(self, build: RowBuilder, rows: Sequence[Sequence[int]]) -> None:
+        self.build = build
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> Row:
+        return self.build(self.rows[number])

@@ -1,0 +1,105 @@
+"""The flags of a stage, its report, and its figures.
+
+Adds: `parse_flags`, which gives a stage the few knobs of `Config` it lists; `report`, the one line every stage prints
+and the JSON file it may write; `show`, which saves a figure and displays it in a notebook.
+Leaves out: what is counted (`metrics.py`) and drawn (`plots.py`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from mmdp.config import Config
+from mmdp.metrics import Tally, report_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COMMON = ("data", "tokenizer", "vision", "chat_template", "seed", "samples", "strict", "figures", "report")
+"""Knobs that every stage has."""
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this."""
+    return "ipykernel" in sys.modules and hasattr(builtins, "__IPYTHON__")
+
+
+def parse_flags(*names: str, stage: str, args: Sequence[str] | None = None, **defaults: Any) -> Config:
+    """The `Config` of a stage from its command line.
+
+    Args:
+        names: fields of `Config` this stage offers besides the common ones.
+        stage: what the help says the stage does.
+        args: instead of the command line.
+        defaults: where the stage's default differs from the field's own.
+
+    Returns:
+        The knobs; in a notebook kernel the defaults.
+
+    Raises:
+        SystemExit: an unknown flag, or a value out of range; the reason is on standard error.
+    """
+    if args is None and in_notebook():
+        return Config(**defaults)
+    import tyro
+
+    offered = [*COMMON, *names]
+    hints, documented = get_type_hints(Config), _attribute_docs()
+    columns: list[tuple[str, Any, Any]] = []
+    for column in fields(Config):
+        if column.name in offered:
+            hint: Any = Annotated.__class_getitem__((hints[column.name], tyro.conf.arg(help=documented[column.name])))
+            columns.append((column.name, hint, defaults.get(column.name, column.default)))
+    flags: Any = make_dataclass("Flags", columns, frozen=True)
+    given = tyro.cli(flags, args=args, description=stage)
+    try:
+        return Config(**{**defaults, **{name: getattr(given, name) for name, *_ in columns}})
+    except ValueError as error:
+        raise SystemExit(f"error: --{str(error).replace('_', '-', 1)}") from error
+
+
+def report(
+    stage: str, figures: Tally | Mapping[str, Any], config: Config, say: str = "", **more: Any
+) -> dict[str, Any]:
+    """Prints the line of a stage, and writes its figures to `config.report` where that is given.
+
+    Args:
+        stage: its number and name, such as "02 naive padding".
+        figures: the keys every stage has.
+        config: for the path of the report.
+        say: the number that this stage moves, for the end of the line.
+        more: what this stage adds to the report.
+    """
+    whole = {**(figures.as_dict() if isinstance(figures, Tally) else figures), **more}
+    print(report_line(stage, whole, say))
+    if config.report is not None:
+        config.report.parent.mkdir(parents=True, exist_ok=True)
+        config.report.write_text(json.dumps(whole, indent=1) + "\n")
+    return whole
+
+
+def show(figure: Figure, name: str, config: Config) -> Path:
+    """Saves a figure as `NAME.png` below `config.figures`, says where, and displays it in a notebook."""
+    from mmdp.plots import save
+
+    path = save(figure, config.figures / f"{name}.png")
+    if in_notebook():
+        from IPython import display
+
+        display.display(display.Image(filename=str(path)))  # type: ignore[no-untyped-call]
+    else:
+        print(f"    figure: {path}")
+    return path
+
+
+def _attribute_docs() -> dict[str, str]:
+    """Field name to its line in the docstring of `Config`: one source of truth for code and `--help`."""
+    section = (Config.__doc__ or "").partition("Attributes:")[2]
+    return {name: " ".join(text.split()) for name, text in re.findall(r"^\s+(\w+): (.+)$", section, re.MULTILINE)}

@@ -1,0 +1,172 @@
+"""A sample as tokens, and its pixels when a row is built.
+
+Adds: `Encoder`, which joins a tokenizer, a chat template and a vision family. `encode` needs the headers of the images
+only; `pixels` decodes them, later, to the size that was promised.
+Leaves out: running over a data set (`sizes.py`), joining samples (`batching.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmdp.chat import Chat, load_tokenizer
+from mmdp.config import Config
+from mmdp.images import check_pixels, decode, read_size
+from mmdp.records import DataError, Encoded, ImageLayout, Sample, shorten
+from mmdp.store import read
+from mmdp.vision import vision_family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_VERSION = 1
+"""Goes up when the same sample would be encoded to other ids, labels or layouts; token caches are made anew then."""
+
+_IMAGE_TOKENS = ("<|image|>", "<image>", "<|image_pad|>", "<image_soft_token>")
+"""Image tokens of released tokenizers, in the order in which `fixed:N` looks for one."""
+
+
+class Encoder:
+    """Samples to ids, labels and image layouts, and their images to pixels.
+
+    Args:
+        tokenizer: `demo`, a local folder, a name on the Hub, or a loaded fast tokenizer (which is not changed).
+        vision: a family of `vision.py`. `fixed:N` takes the tokenizer's own image token; where it has none,
+            `<|image|>` is added, and the model's embedding needs a row more.
+        chat_template: instead of the tokenizer's own; `chatml` for plain ChatML.
+        max_pixels: an image with more is refused from its header.
+        cache: where the demo tokenizer lies; by default `config.cache_folder()`.
+
+    Attributes:
+        tokenizer: with the image token added, if one was.
+        family: the vision family.
+        image_id: id of the token that stands for a piece of an image.
+        pad_id: id that fills the tail of a row; it may equal the end mark, since padding is known by its place.
+
+    Raises:
+        ValueError: the tokenizer or family is unknown, or the tokenizer lacks a mark of the family.
+    """
+
+    def __init__(
+        self,
+        tokenizer: str | PreTrainedTokenizerFast = "demo",
+        vision: str = "fixed:64",
+        *,
+        chat_template: str | None = None,
+        max_pixels: int = Config.max_pixels,
+        cache: Path | None = None,
+    ) -> None:
+        loaded = load_tokenizer(tokenizer, cache=cache) if isinstance(tokenizer, str) else copy.deepcopy(tokenizer)
+        self._vision = vision
+        if vision.startswith("fixed:") and "image_token=" not in vision:
+            token = _image_token(loaded)
+            vision += f",image_token={token}" if "=" in vision else f":image_token={token}"
+        self.family = vision_family(vision)
+        vocabulary = loaded.get_vocab()
+        if missing := [mark for mark in self.family.marks if mark not in vocabulary]:
+            raise ValueError(
+                f"the tokenizer lacks {len(missing)} marks of the vision family {self.family.name}, such as "
+                f"{missing[0]}: use that model's own tokenizer, or `--vision fixed:64`, which goes with any"
+            )
+        self.tokenizer = loaded
+        self.max_pixels = max_pixels
+        self.image_id: int = vocabulary[self.family.image_token]
+        self.pad_id = _pad_id(loaded)
+        self.chat = Chat(
+            loaded, placeholder=self.family.placeholder, marks=self.family.marks, chat_template=chat_template
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_encoder, (self.tokenizer, self._vision, self.chat.template.text, self.max_pixels)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of all that decides ids, labels and layouts; the same on every machine."""
+        text = f"{_VERSION} {self.chat.fingerprint} {self.family!r} {self.max_pixels}"
+        return blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def encode(self, sample: Sample) -> Encoded:
+        """Ids, labels and image layouts, from text and image headers; no pixel is decoded.
+
+        Raises:
+            DataError: with the sample's place, where its text or an image can't be used.
+        """
+        layouts = tuple(self._layouts(sample))
+        marks = [self.family.before + self.family.text(layout) + self.family.after for layout in layouts]
+        try:
+            ids, labels = self.chat.encode(sample.turns, marks)
+        except DataError as error:
+            raise error.at(source=sample.source, id=sample.id) from error
+        return Encoded(ids, labels, layouts)
+
+    def pixels(self, sample: Sample, encoded: Encoded) -> list[np.ndarray]:
+        """The images of a sample, each (3, H, W) uint8 of the size its layout promised.
+
+        Raises:
+            DataError: with the image's place, where it can't be read or decoded.
+        """
+        images = []
+        for number, (ref, layout) in enumerate(zip(sample.images, encoded.layouts, strict=True)):
+            try:
+                image = decode(
+                    read(ref), size=(layout.height, layout.width), max_pixels=self.max_pixels, draft=self.family.draft
+                )
+            except DataError as error:
+                raise _at_image(error, sample, number) from error
+            images.append(image)
+        return images
+
+    def image_sizes(self, sample: Sample) -> list[tuple[int, int]]:
+        """(width, height) of each image of a sample, upright, from its header.
+
+        Raises:
+            DataError: with the image's place, where it can't be read, is no image, or is over `max_pixels`.
+        """
+        sizes = []
+        for number, ref in enumerate(sample.images):
+            try:
+                width, height = read_size(partial(read, ref))
+                check_pixels(width, height, self.max_pixels)
+            except DataError as error:
+                raise _at_image(error, sample, number) from error
+            sizes.append((width, height))
+        return sizes
+
+    def _layouts(self, sample: Sample) -> Iterator[ImageLayout]:
+        for number, (width, height) in enumerate(self.image_sizes(sample)):
+            try:
+                yield self.family.layout(width, height, len(sample.images))
+            except DataError as error:
+                raise _at_image(error, sample, number) from error
+
+
+def _at_image(error: DataError, sample: Sample, number: int) -> DataError:
+    field = f"images[{number}] = {shorten(sample.images[number].name)}"
+    return error.at(source=sample.source, id=sample.id, field=field)
+
+
+def _image_token(tokenizer: PreTrainedTokenizerFast) -> str:
+    vocabulary = tokenizer.get_vocab()
+    for token in _IMAGE_TOKENS:
+        if token in vocabulary:
+            return token
+    tokenizer.add_tokens([_IMAGE_TOKENS[0]], special_tokens=True)
+    return _IMAGE_TOKENS[0]
+
+
+def _pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return 0  # any id will do: padding is masked by place, never by value
+
+
+def _rebuild_encoder(tokenizer: PreTrainedTokenizerFast, vision: str, chat_template: str, max_pixels: int) -> Encoder:
+    return Encoder(tokenizer, vision, chat_template=chat_template, max_pixels=max_pixels)

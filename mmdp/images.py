@@ -1,0 +1,342 @@
+"""Bytes of an image in; its upright size from the header alone, or its upright pixels, out.
+
+Adds: `upright_size`, `image_size` and `read_size`, which decode nothing, so that planning touches no pixel;
+`check_pixels`, the cap on what is decoded; `decode`, bytes to (3, H, W) uint8; `Decoder`, the one seam for another JPEG
+library. A refusal is a `DataError` without a place: the caller adds it with `.at(...)`.
+Leaves out: where bytes come from (`sources`), how many tokens an image costs and which size it should have (`vision`).
+
+The size measured is the size decoded, since both come from one header. Upright means what Pillow's `exif_transpose` makes
+of a file, but for two cases: what a PNG says behind its pixels is not heard, because no prefix of the file shows it; and
+EXIF that can't be read leaves the image as it is stored, where Pillow raises.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from PIL import Image
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.PpmImagePlugin import PpmImageFile
+from PIL.QoiImagePlugin import QoiImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from mmdp.config import Config
+from mmdp.image_headers import ORIENTATION, Header, parse_header
+from mmdp.records import DataError, Reason, shorten
+
+MAX_PIXELS = Config().max_pixels
+"""Pixels; the default cap of `decode`."""
+
+HEAD_BYTES = (4096, 65536)
+"""The prefixes that `read_size` asks for before it asks for all. 4 KiB decide nearly every file; 64 KiB also those with
+a colour profile or a thumbnail in front of the pixels."""
+
+DRAFT_MARGIN = 1.5
+"""A draft keeps both sides at least this many times as long as asked for. 1.5 keeps photographs above 45 dB against the
+full decode; 1 does not (`benchmarks/decode.py`)."""
+
+Decoder = Callable[[bytes, int], np.ndarray]
+"""The seam for another JPEG library. In: a file of one or three channels, and how far to shrink each side (1, 2, 4, 8).
+Out: (ceil(H / shrink), ceil(W / shrink), 3) uint8 RGB as stored, not yet upright. Bytes it can't decode: ValueError."""
+
+# The formats we take, by their first bytes; each plugin decodes in this process. We go by plugin rather than by
+# Image.open, which also knows plugins that start other programs (EPS), and warns by a cap that is process-wide.
+_PLUGINS: tuple[tuple[re.Pattern[bytes], type[ImageFile]], ...] = tuple(
+    (re.compile(magic, re.DOTALL), plugin)
+    for magic, plugin in (
+        (rb"\xff\xd8\xff", JpegImageFile),
+        (rb"\x89PNG\r\n\x1a\n", PngImageFile),
+        (rb"RIFF....WEBP", WebPImageFile),
+        (rb"GIF8[79]a", GifImageFile),
+        (rb"BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0", BmpImageFile),
+        (rb"(?:II|MM)(?:[*+]\0|\0[*+])", TiffImageFile),
+        (rb"....ftyp(?:avif|avis|mif1|msf1)", AvifImageFile),
+        (rb"\xff\x4f\xff\x51|\0\0\0\x0cjP  \r\n\x87\n", Jpeg2KImageFile),
+        (rb"P[1-6f]\s", PpmImageFile),
+        (rb"qoif", QoiImageFile),
+    )
+)
+
+# What Pillow raises for damaged bytes, found by cutting files and flipping bits in every format. `Warning` is for those
+# who turn warnings into errors.
+_FAULTS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    EOFError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Warning,
+)
+
+# Bicubic is what the processors of CLIP, SigLIP and Qwen-VL use; Pillow's is antialiased.
+_FILTER = Image.Resampling.BICUBIC
+_TURNS = {  # by EXIF orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def upright_size(head: bytes) -> tuple[int, int] | None:
+    """(width, height) after EXIF orientation, from the first bytes of a JPEG, PNG, WebP or GIF.
+
+    Args:
+        head: the start of the file, or all of it.
+
+    Returns:
+        The size, or None where these bytes can't decide it: too few, another format, or a doubtful header.
+    """
+    try:
+        header = parse_header(head)
+    except DataError:
+        return None
+    return None if header is None else header.upright
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """(width, height) after EXIF orientation, in every format that `decode` takes. No pixel is decoded.
+
+    Args:
+        data: the whole file.
+
+    Raises:
+        DataError: no bytes, not an image, or a damaged header.
+    """
+    plugin = _plugin(data)
+    header = parse_header(data)
+    if header is None:
+        with _naming_faults():
+            header = _ask_pillow(plugin(io.BytesIO(data)))
+    return header.upright
+
+
+def read_size(read: Callable[[int | None], bytes]) -> tuple[int, int]:
+    """(width, height) after EXIF orientation, from as few bytes as decide it.
+
+    Args:
+        read: gives the first so many bytes of the file, fewer where it ends; all of it for None.
+
+    Raises:
+        DataError: as `image_size`.
+    """
+    for num_bytes in HEAD_BYTES:
+        head = read(num_bytes)
+        _plugin(head)  # refuses a saved error page by its first bytes
+        if (size := upright_size(head)) is not None:
+            return size
+        if len(head) < num_bytes:
+            return image_size(head)
+    return image_size(read(None))
+
+
+def check_pixels(width: int, height: int, max_pixels: int) -> None:
+    """Refuses an image with more pixels than the cap; called on the header, before anything is decoded.
+
+    Raises:
+        DataError: `image_too_large`, naming both sides, the cap and its knob.
+    """
+    if width * height > max_pixels:
+        raise DataError(
+            Reason.IMAGE_TOO_LARGE,
+            f"{width} x {height} is {width * height} pixels, more than max_pixels = {max_pixels}: "
+            "make the image smaller or raise Config.max_pixels",
+        )
+
+
+def decode(
+    data: bytes,
+    *,
+    size: tuple[int, int] | None = None,
+    max_pixels: int = MAX_PIXELS,
+    draft: bool = False,
+    lenient: bool = False,
+    decoder: Decoder | None = None,
+) -> np.ndarray:
+    """The first picture of a file in RGB: on white where it is transparent, turned upright, then resized.
+
+    Resizing is bicubic with antialiasing. Grey of more than 8 bits is scaled, so that white stays white. Nothing
+    process-wide is read or set: threads decode side by side, and Pillow lets go of the GIL while it works.
+
+    Args:
+        data: the whole file.
+        size: the (height, width) wanted; None for the size it has.
+        max_pixels: pixels; the header may promise no more.
+        draft: let a JPEG shrink while it is decoded: faster, and nearly the same. It acts where both sides are at least
+            2 * `DRAFT_MARGIN` times as long as asked for; the other formats ignore it.
+        lenient: keep what a cut JPEG, PNG, GIF or BMP still shows, grey or black behind the cut, instead of refusing it.
+        decoder: another JPEG library, such as `simplejpeg`. Pillow keeps CMYK, lenient decoding and the other formats.
+
+    Returns:
+        (3, H, W) uint8, C-contiguous and writable.
+
+    Raises:
+        DataError: no bytes, not an image, damaged, or too large.
+    """
+    plugin = _plugin(data)
+    header = parse_header(data)
+    if header is not None:
+        check_pixels(header.width, header.height, max_pixels)
+    is_jpeg = plugin is JpegImageFile
+    with _naming_faults():
+        # libjpeg fills up what is missing once it meets the end-of-image marker.
+        im = plugin(io.BytesIO(data + b"\xff\xd9" if lenient and is_jpeg else data))
+        if header is None:
+            header = _ask_pillow(im)
+            check_pixels(header.width, header.height, max_pixels)
+        shrink = _shrink(header, size) if draft and is_jpeg and size is not None else 1
+        if decoder is not None and is_jpeg and not lenient and im.mode != "CMYK":
+            flat: Image.Image = Image.fromarray(decoder(data, shrink))
+        else:
+            if shrink > 1:
+                im.draft(None, (header.width // shrink, header.height // shrink))
+            _load(im, lenient)
+            flat = _flatten(im, data)
+        return _finish(flat, header, shrink, size)
+
+
+def simplejpeg(data: bytes, shrink: int) -> np.ndarray:
+    """A `Decoder` by the package simplejpeg: faster, and it refuses damage that Pillow passes over in silence."""
+    try:
+        import simplejpeg as library
+    except ImportError as error:
+        raise ImportError("decoding with simplejpeg needs the extra `jpeg`: uv add 'mmdp[jpeg]'") from error
+    height, width = library.decode_jpeg_header(data)[:2]
+    pixels: np.ndarray = library.decode_jpeg(
+        data, "RGB", min_height=-(-height // shrink), min_width=-(-width // shrink), strict=True
+    )
+    return pixels
+
+
+def _plugin(data: bytes) -> type[ImageFile]:
+    """What reads these bytes. The name of a file tells nothing."""
+    if not data:
+        raise DataError(Reason.EMPTY_IMAGE, "the image has no bytes")
+    for magic, plugin in _PLUGINS:
+        if magic.match(data):
+            return plugin
+    formats = ", ".join(str(plugin.format) for _, plugin in _PLUGINS)
+    raise DataError(Reason.NOT_AN_IMAGE, f"starts with {shorten(data[:16])}, which is none of {formats}")
+
+
+@contextmanager
+def _naming_faults() -> Iterator[None]:
+    """What Pillow raises for bad bytes becomes a DataError with the reason it is counted under."""
+    try:
+        yield
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        # Some plugins hold Pillow's own cap (179 million pixels) against a file as they open it.
+        raise DataError(Reason.IMAGE_TOO_LARGE, f"Pillow's own cap: {shorten(str(error), 200)}") from error
+    except _FAULTS as error:
+        found = f"{type(error).__name__}: {shorten(str(error), 200)}"
+        raise DataError(Reason.DAMAGED_IMAGE, f"truncated or damaged ({found})") from error
+
+
+def _ask_pillow(im: ImageFile) -> Header:
+    """The header as Pillow reads it; the image is not loaded."""
+    try:
+        # Not im.getexif: that of a PNG decodes the image, to look for EXIF behind the pixels.
+        orientation = Image.Image.getexif(im).get(ORIENTATION, 1)
+    except _FAULTS:
+        orientation = 1
+    header = Header(*im.size, int(orientation) if orientation in _TURNS else 1)
+    if not isinstance(im, TiffImageFile):
+        return header
+    # Pillow turns a TIFF while it loads it, so that for us it is stored upright.
+    return Header(*header._replace(width=im.tag_v2[256], height=im.tag_v2[257]).upright, orientation=1)
+
+
+def _load(im: ImageFile, lenient: bool) -> None:
+    try:
+        im.load()
+    except OSError:
+        if not lenient or not isinstance(im, PngImageFile | GifImageFile | BmpImageFile):
+            raise
+        im.tile = []  # nothing is left to load: the rows decoded so far are the image
+        im.load()
+
+
+def _shrink(header: Header, size: tuple[int, int]) -> int:
+    """How far libjpeg may shrink both sides and leave the wanted (height, width) its margin."""
+    width, height = header.upright
+    most = min(height / size[0], width / size[1]) / DRAFT_MARGIN
+    return next((shrink for shrink in (8, 4, 2) if shrink <= most), 1)
+
+
+def _flatten(im: ImageFile, data: bytes) -> Image.Image:
+    """A loaded image of any mode in mode "L" or "RGB", on white where it is transparent."""
+    if im.mode.startswith(("I", "F")):
+        return _scale(im)
+    if not im.has_transparency_data:
+        wanted = "L" if im.mode in ("1", "L") else "RGB"
+        return im if im.mode == wanted else im.convert(wanted)
+    if isinstance(im, PngImageFile) and "transparency" in im.info:
+        # Pillow keeps the transparent colour of a PNG as deep as the file has it, and the pixels 8 bits deep.
+        colour, depth = im.info["transparency"], data[24]
+        if im.mode == "RGB":
+            im.info["transparency"] = tuple(value >> (depth - 8) & 255 for value in colour)
+        elif im.mode == "L":
+            im.info["transparency"] = (colour & 2**depth - 1) * 255 // (2**depth - 1)
+    clear = im.convert("RGBA")
+    flat = Image.new("RGB", im.size, "white")
+    flat.paste(clear, (0, 0), clear)
+    return flat
+
+
+def _scale(im: ImageFile) -> Image.Image:
+    """Grey of more than 8 bits in mode "L".
+
+    White is 65535; where integers go beyond, 2**31 - 1. Floats have no stated white: we take the least of 1, 255, 65535
+    and the brightest pixel that none exceeds.
+    """
+    values = np.asarray(im)
+    if im.mode.startswith("I;16"):
+        grey = ((np.arange(65536) + 128) // 257).astype(np.uint8)[values]
+    else:
+        values = np.nan_to_num(values.astype(np.float32), posinf=0, neginf=0)
+        peak = float(values.max())
+        whites = (1.0, 255.0, 65535.0, peak) if im.mode == "F" else (65535.0, 2.0**31)
+        white = next(white for white in whites if peak <= white)
+        grey = np.rint((values * (255 / white)).clip(0, 255)).astype(np.uint8)
+    if "transparency" in im.info:
+        grey[values == im.info["transparency"]] = 255
+    return Image.fromarray(grey)
+
+
+def _finish(flat: Image.Image, header: Header, shrink: int, size: tuple[int, int] | None) -> np.ndarray:
+    """Turns an image in mode "L" or "RGB" upright, resizes it to (height, width), and sorts it by channel."""
+    if flat.size != (-(-header.width // shrink), -(-header.height // shrink)):
+        raise ValueError(f"the header promises {header.width} x {header.height}, shrunk by {shrink}: found {flat.size}")
+    if size is not None and shrink > 1:
+        # Where a side is no multiple of `shrink`, its last pixel is a part of one. The box says so; without it all
+        # pixels lie off by up to a half, and line drawings fall from 45 dB to 38.
+        box = (0, 0, header.width / shrink, header.height / shrink)
+        flat = flat.resize(size if header.orientation >= 5 else size[::-1], _FILTER, box)
+    if header.orientation in _TURNS:
+        flat = flat.transpose(_TURNS[header.orientation])
+    if size is not None:
+        flat = flat.resize(size[::-1], _FILTER)  # a copy where it has that size already
+    planes = flat.split() * (3 // len(flat.getbands()))  # one grey plane stands for all three
+    pixels = bytearray().join(plane.tobytes() for plane in planes)
+    return np.frombuffer(pixels, np.uint8).reshape(3, flat.height, flat.width)

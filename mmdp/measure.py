@@ -1,0 +1,52 @@
+"""Measures a data set beforehand: `uv run python -m mmdp.measure --data DATA --tokenizer ...`.
+
+Adds: the command. What it does stands in `sizes.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from mmdp.cli import parse_flags
+from mmdp.encode import Encoder
+from mmdp.records import Budget
+from mmdp.sizes import measure
+from mmdp.sources import open_source
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Measures, and prints what was found: sizes, what is skipped and why, and a budget that fits."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    if arguments and not arguments[0].startswith("-"):
+        arguments.insert(0, "--data")
+    config = parse_flags("max_tokens", "max_images", "max_pixels", stage=__doc__ or "", args=arguments)
+    source = open_source(config.data)
+    encoder = Encoder(config.tokenizer, config.vision, chat_template=config.chat_template, max_pixels=config.max_pixels)
+    budget = Budget(config.max_tokens, config.max_images)
+    sizes = measure(source, encoder, budget=budget, samples=config.samples, strict=config.strict)
+    kept = sizes.kept()
+    tokens = sizes.tokens[kept]
+    print(f"{len(sizes):,} samples of {source.name}: {len(kept):,} can be used, left out: {sizes.counts() or 'none'}")
+    print(
+        f"tokens: {int(tokens.sum()):,} in all, mean {tokens.mean():.0f}, longest {tokens.max()}; "
+        f"images: {int(sizes.images[kept].sum()):,}, mean {sizes.images[kept].mean():.2f}"
+    )
+    print(f"over the budget of {budget.tokens} tokens and {budget.images} images: {len(sizes.refused(budget)):,}")
+    better = sizes.suggest()
+    print(f"a budget that holds 99 % of them: --max-tokens {better.tokens} --max-images {better.images}")
+    for message in list(sizes.messages().values())[:5]:
+        print(f"  {message}")
+
+
+class _Command(ModuleType):
+    """Importing this file puts it in the place of the function `mmdp.measure`; so it can be called as that."""
+
+    __call__ = staticmethod(measure)
+
+
+if __name__ == "__main__":
+    main()
+else:
+    sys.modules[__name__].__class__ = _Command

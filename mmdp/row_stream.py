@@ -1,0 +1,241 @@
+"""Rows from a stream of sizes: the two-budget knapsack over a small buffer.
+
+Adds: `RowStream`, one row at a time, from input that may have no end. It holds a few hundred sizes and no sample.
+In: (index, tokens, images) of each sample, in order. Out: the sample indices of row after row, and a state below 4 kB.
+Leaves out: packing whole arrays (`knapsack`), the order of the input and of the rows (`planner`).
+
+The rule. Each row starts with the sample that waits longest, so nothing waits more than `buffer` rows, and neither
+short nor long samples are kept for last. Then the row takes the best sample of the buffer, again and again, until one
+sample or a pair closes its gap to the token. Then the buffer is refilled. Four ideas make it fast and tight:
+
+- *Lengths are bits.* The lengths that wait are the set bits of a Python integer, one integer for each number of images.
+  The longest sample that fits is the highest bit not above the gap, and all pairs that close a gap are one `and` with
+  the mirrored integer: no search and no tree.
+- *A reserve.* A row that runs out of images while tokens are free wastes those tokens. So a sample may only use tokens
+  which the images still wanted won't need; they are expected to bring as many each as the buffer holds per image.
+- *One score for two budgets.* Within the reserve, the best sample uses most of what is scarce: the sum over budgets of
+  (demand of the buffer) x (use by the sample) x (what the row has left), each as a share of the budget. This is the
+  dot-product rule of vector bin packing (Panigrahy and others, 2011), in integers.
+- *Even pairs.* Of all pairs that close a gap, the most even one goes. Very short samples are rare, and stay for the
+  gaps that nothing else can close.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Self
+
+from mmdp.records import Budget
+
+BUFFER = 256
+"""Sizes to choose from. Four rows' worth or more is enough; at 256 the state is below 4 kB."""
+
+CLOSING = 4
+"""From this many mean lengths down, a gap is worth a try to close it. 3 to 5 measure alike, 2 is worse."""
+
+
+class RowStream:
+    """An iterator over rows, each a list of sample indices with the oldest sample first.
+
+    To resume, give the constructor the sizes from number `state["num_read"]` on, and load the state before the first
+    row. What follows is what would have followed.
+
+    Args:
+        sizes: (index, tokens, images) of each sample, in order. Each must pass `Budget.refusal`.
+        budget: what a row holds. Without an image budget, images are not looked at.
+        buffer: how many sizes to choose from; a sample waits at most so many rows.
+
+    Raises:
+        ValueError: from `next`, for a size that no row can hold.
+
+    >>> list(RowStream([(0, 5, 0), (1, 7, 0), (2, 3, 0), (3, 5, 0)], Budget(tokens=10)))
+    [[0, 3], [1, 2]]
+    """
+
+    def __init__(self, sizes: Iterable[tuple[int, int, int]], budget: Budget, *, buffer: int = BUFFER) -> None:
+        if buffer < 1:
+            raise ValueError(f"a buffer of {buffer} sizes holds nothing: give at least 1")
+        self._sizes = iter(sizes)
+        self._budget = budget
+        self._max_tokens = budget.tokens
+        self._max_images = budget.images or 0
+        self._buffer = buffer
+        self.num_read = 0
+        self.num_rows = 0
+        # Every sample that waits, oldest first, as [index, tokens, images]; tokens turn to -1 when a row takes it.
+        self._arrivals: deque[list[int]] = deque()
+        self._num_waiting = self._sum_tokens = self._sum_images = 0
+        # The same samples by images, then tokens.
+        self._queues: list[dict[int, deque[list[int]]]] = []
+        # By images: a sample of t tokens waits where bit t of `_lengths` is set, and bit max_tokens - t of `_mirrored`.
+        self._lengths: list[int] = []
+        self._mirrored: list[int] = []
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> list[int]:
+        self._refill()
+        if not self._num_waiting:
+            raise StopIteration
+        while self._arrivals[0][1] < 0:
+            self._arrivals.popleft()
+        tokens, images = max(1, self._sum_tokens), self._sum_images
+        # An average row of this buffer: its images, and the tokens that come with as many images.
+        mean_images = min(self._max_images, (images * self._max_tokens + tokens // 2) // tokens)
+        mean_tokens = min(self._max_tokens, self._max_images * tokens // images) if images else 0
+        closing = CLOSING * tokens // self._num_waiting
+
+        _, length, count = self._arrivals[0]
+        row = [self._take(length, count)]
+        gap, room = self._max_tokens - length, self._max_images - count
+        while gap:
+            if gap <= closing:
+                wanted = max(0, mean_images - (self._max_images - room))
+                last = self._closing(gap, room, wanted, spare=self._max_images - mean_images)
+                if last:
+                    for length, count in last:
+                        row.append(self._take(length, count))
+                        gap, room = gap - length, room - count
+                    break
+            best = self._best(gap, room, tokens, images, mean_tokens)
+            if best is None:
+                break
+            length, count = best
+            row.append(self._take(length, count))
+            gap, room = gap - length, room - count
+        self._num_waiting -= len(row)
+        self._sum_tokens -= self._max_tokens - gap
+        self._sum_images -= self._max_images - room
+        self.num_rows += 1
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next rows depend on, but for the sizes not yet read. JSON can hold it.
+
+        `waiting` is "index:tokens:images" of each sample that waits, oldest first, in hexadecimal.
+        """
+        waiting = (entry for entry in self._arrivals if entry[1] >= 0)
+        return {
+            "budget": [self._budget.tokens, self._budget.images],
+            "buffer": self._buffer,
+            "num_read": self.num_read,
+            "num_rows": self.num_rows,
+            "waiting": " ".join(f"{index:x}:{tokens:x}:{images:x}" for index, tokens, images in waiting),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where the state was taken.
+
+        Args:
+            state: from `state_dict`.
+
+        Raises:
+            ValueError: the state is of another budget or buffer, or this stream has already read sizes.
+        """
+        if self.num_read:
+            raise ValueError(f"this stream has read {self.num_read} sizes: load a state before the first row")
+        for name, own in (("budget", [self._budget.tokens, self._budget.images]), ("buffer", self._buffer)):
+            if state[name] != own:
+                raise ValueError(f"the state's {name} is {state[name]}, this stream's is {own}: they must be the same")
+        for text in state["waiting"].split():
+            index, tokens, images = (int(part, 16) for part in text.split(":"))
+            self._put(index, tokens, images)
+        self.num_read = state["num_read"]
+        self.num_rows = state["num_rows"]
+
+    def _refill(self) -> None:
+        while self._num_waiting < self._buffer:
+            size = next(self._sizes, None)
+            if size is None:
+                return
+            self._put(*size)
+            self.num_read += 1
+
+    def _put(self, index: int, tokens: int, images: int) -> None:
+        if self._budget.images is None:
+            images = 0
+        if not (0 <= tokens <= self._max_tokens and 0 <= images <= self._max_images):
+            raise ValueError(
+                f"sample {index} has {tokens} tokens and {images} images, a row holds {self._budget.tokens} and "
+                f"{self._budget.images}: leave out what Budget.refusal names"
+            )
+        while len(self._queues) <= images:
+            self._queues.append({})
+            self._lengths.append(0)
+            self._mirrored.append(0)
+        entry = [index, tokens, images]
+        self._arrivals.append(entry)
+        queue = self._queues[images].get(tokens)
+        if queue is None:
+            self._queues[images][tokens] = deque((entry,))
+            self._lengths[images] |= 1 << tokens
+            self._mirrored[images] |= 1 << (self._max_tokens - tokens)
+        else:
+            queue.append(entry)
+        self._num_waiting += 1
+        self._sum_tokens += tokens
+        self._sum_images += images
+
+    def _take(self, tokens: int, images: int) -> int:
+        """Takes the oldest sample of this size out of the buffer; returns its index."""
+        queue = self._queues[images][tokens]
+        entry = queue.popleft()
+        if not queue:
+            del self._queues[images][tokens]
+            self._lengths[images] ^= 1 << tokens
+            self._mirrored[images] ^= 1 << (self._max_tokens - tokens)
+        entry[1] = -1
+        return entry[0]
+
+    def _best(self, gap: int, room: int, tokens: int, images: int, mean_tokens: int) -> tuple[int, int] | None:
+        """The best (tokens, images) for a row with `gap` tokens and `room` images left; None where nothing fits."""
+        in_gap = (2 << gap) - 1  # the bits of lengths 0..gap
+        # Shares are brought to one denominator: max_tokens**3 * max_images**3.
+        token_weight = tokens * gap * max(1, self._max_images) ** 3
+        image_weight = images * room * self._max_tokens**3
+        best, best_score = None, 0
+        for count in range(min(room + 1, len(self._lengths))):
+            fitting = self._lengths[count] & in_gap
+            if not fitting:
+                continue
+            expected = (self._max_images - room + count) * tokens // max(1, images)  # tokens, at so many images
+            limit = gap - max(0, mean_tokens - expected)
+            allowed = fitting & ((2 << limit) - 1) if limit >= 0 else 0
+            if allowed:
+                length = allowed.bit_length() - 1
+                score = token_weight * length + image_weight * count
+            else:  # none keeps the reserve: below any that does, and the less over it the better
+                length = (fitting & -fitting).bit_length() - 1
+                score = limit - length
+            if best is None or score > best_score:
+                best, best_score = (length, count), score
+        return best
+
+    def _closing(self, gap: int, room: int, wanted: int, spare: int) -> list[tuple[int, int]]:
+        """One sample or two, as (tokens, images), of exactly `gap` tokens; empty where there are none.
+
+        Together they have as nearly `wanted` images as can be, at most `spare` more or fewer, and never above `room`.
+        """
+        for off in range(spare + 1):
+            for count in (wanted + off, wanted - off)[: 1 + (off > 0)]:
+                if 0 <= count <= room and (sizes := self._exactly(gap, count)):
+                    return sizes
+        return []
+
+    def _exactly(self, gap: int, count: int) -> list[tuple[int, int]]:
+        """One sample or the most even pair of exactly `gap` tokens and `count` images; empty where there is none."""
+        most = len(self._lengths) - 1
+        if count <= most and self._lengths[count] >> gap & 1:
+            return [(gap, count)]
+        half = (gap + 1) // 2
+        longer, pair = gap + 1, []
+        for own in range(max(0, count - most), min(count, most) + 1):
+            # Bit t, before the last shift: t tokens wait with `own` images, gap - t tokens with the other images.
+            pairs = (self._lengths[own] & (self._mirrored[count - own] >> (self._max_tokens - gap))) >> half
+            if pairs & 1 and 2 * half == gap and 2 * own == count and len(self._queues[own][half]) == 1:
+                pairs ^= 1  # the only sample of this size can't be paired with itself
+            if pairs and (length := half + (pairs & -pairs).bit_length() - 1) < longer:
+                longer, pair = length, [(length, own), (gap - length, count - own)]
+        return pair

@@ -1,0 +1,236 @@
+"""The sizes of all samples, measured once, without decoding a pixel.
+
+Adds: `measure(source, encoder)` and its result, `Sizes`. Text is tokenised, image headers are read, bad samples are
+refused and counted; ids and labels go to a cache on disk, from which rows are built later. A run that is stopped goes
+on where it was.
+Leaves out: which samples share a row (`planner.py`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from mmdp.config import cache_folder
+from mmdp.encode import Encoder
+from mmdp.progress import track
+from mmdp.records import Budget, DataError, Encoded, Reason
+from mmdp.sources import Source
+from mmdp.token_cache import TokenCache
+
+_BLOCK = 64
+"""Samples measured and written at a time: what Ctrl-C can cost, and the stretch that is read in file order."""
+
+_WARN_SHARE = 0.05
+"""Say so when more than this share of the samples fits no row."""
+
+_KEEP_SHARE = 0.99
+"""A suggested budget holds this share of the samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What each of the N samples of a source asks of a row.
+
+    Attributes:
+        tokens: (N,) int32, image placeholders included; 0 for a sample that is skipped.
+        images: (N,) int32.
+        vision: (N,) int64, patches or tiles.
+        label_tokens: (N,) int32.
+        skipped: index to reason, for samples that can't be used whatever the budget.
+        fingerprint: of source and encoder; ranks that differ in it do not plan alike.
+        cache: ids, labels and layouts of each sample.
+    """
+
+    tokens: np.ndarray
+    images: np.ndarray
+    vision: np.ndarray
+    label_tokens: np.ndarray
+    skipped: dict[int, Reason]
+    fingerprint: str
+    cache: TokenCache = field(repr=False)
+    _position: np.ndarray = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def encoded(self, index: int) -> Encoded:
+        """Sample `index` as it was measured, from the cache; its arrays are read-only.
+
+        Raises:
+            DataError: the sample is one of `skipped`.
+        """
+        return self.cache.encoded(int(self._position[index]))
+
+    def messages(self) -> dict[int, str]:
+        """Index to message, for the samples in `skipped`: file, line, id, field, what was found."""
+        return {index: text for index, text in self.cache.messages().items() if index in self.skipped}
+
+    def kept(self, budget: Budget | None = None) -> np.ndarray:
+        """(K,) rising indices of the samples that can be used, and that fit a row of the budget where one is given."""
+        usable = np.ones(len(self), dtype=bool)
+        usable[list(self.skipped)] = False
+        if budget is not None:
+            usable[list(self.refused(budget))] = False
+        return np.flatnonzero(usable)
+
+    def refused(self, budget: Budget) -> dict[int, Reason]:
+        """Index to reason, for samples that fit no row of the budget; those in `skipped` aside."""
+        over_images = np.zeros(len(self), dtype=bool) if budget.images is None else self.images > budget.images
+        found = np.flatnonzero((self.tokens > budget.tokens) | over_images)
+        refused = {}
+        for index in map(int, found):
+            reason = budget.refusal(int(self.tokens[index]), int(self.images[index]))
+            if reason is not None and index not in self.skipped:
+                refused[index] = reason
+        return refused
+
+    def counts(self, budget: Budget | None = None) -> dict[str, int]:
+        """How many samples are left out, by reason."""
+        reasons = Counter(map(str, self.skipped.values()))
+        if budget is not None:
+            reasons.update(map(str, self.refused(budget).values()))
+        return dict(sorted(reasons.items()))
+
+    def suggest(self, tokens: int | None = None) -> Budget:
+        """A budget for these samples: tokens that hold 99 % of them, and images in proportion.
+
+        Images follow tokens: a row of L tokens holds about L / (mean tokens) samples, and so that many times the mean
+        number of images. A smaller image budget leaves tokens empty.
+
+        Args:
+            tokens: keep this number of tokens, and suggest the images for it.
+        """
+        kept = self.kept()
+        if not len(kept):
+            raise ValueError("no sample can be used, so no budget can be suggested: see `messages()` for the reasons")
+        lengths, images = self.tokens[kept], self.images[kept]
+        if tokens is None:
+            longest = int(np.quantile(lengths, _KEEP_SHARE, method="higher"))
+            tokens = -(-longest // 64) * 64
+        in_proportion = tokens * float(images.mean()) / float(lengths.mean())
+        most = int(np.quantile(images, _KEEP_SHARE, method="higher"))
+        return Budget(tokens=tokens, images=max(most, round(in_proportion)))
+
+
+def measure(
+    source: Source,
+    encoder: Encoder,
+    *,
+    budget: Budget | None = None,
+    samples: int | None = None,
+    strict: bool = False,
+    cache: Path | None = None,
+) -> Sizes:
+    """The size of every sample, from text and image headers alone.
+
+    What was measured before, by this process or another, is read from the cache. Images are taken to stay as they are;
+    only a sample whose image was refused is looked at again, since a missing file may have come.
+
+    Args:
+        source: the samples.
+        encoder: what makes tokens of them.
+        budget: warn, with a better one, when more than 5 % of the samples fit no row of it.
+        samples: measure only the first so many samples.
+        strict: raise the first bad sample's error instead of counting it.
+        cache: where token caches lie; by default `config.cache_folder()`.
+
+    Raises:
+        DataError: in strict mode, for the first bad sample.
+        OSError: a file that exists can't be read now; a transient error is never a reason to skip a sample.
+        ValueError: no sample can be used.
+    """
+    fingerprint = blake2b(f"{source.fingerprint} {encoder.fingerprint}".encode(), digest_size=16).hexdigest()
+    tokens = TokenCache((cache or cache_folder()) / "tokens" / fingerprint)
+    total = len(source) if samples is None else min(samples, len(source))
+    if len(_missing(tokens, total)):
+        with tokens.writer() as writer:
+            missing = _missing(tokens, total)
+            blocks = [missing[start : start + _BLOCK] for start in range(0, len(missing), _BLOCK)]
+            # In a shuffled order, so that whoever stops early has seen a fair part of the file.
+            order = np.random.default_rng(0).permutation(len(blocks))
+            for block in track([blocks[number] for number in order], f"measuring {source.name}", unit_size=_BLOCK):
+                writer.add(_encode_block(source, encoder, block, strict))
+    else:
+        _retry(tokens, source, encoder, total)
+    sizes = _sizes(tokens, total, fingerprint)
+    if strict and sizes.skipped:
+        encoder.encode(source[min(sizes.skipped)])  # raises again what an earlier, lenient run counted
+    _report_misfits(sizes, budget)
+    return sizes
+
+
+def _missing(tokens: TokenCache, total: int) -> np.ndarray:
+    """(M,) indices below `total` that are not measured yet."""
+    todo = np.ones(total, dtype=bool)
+    index = tokens.records["index"]
+    todo[index[index < total]] = False
+    return np.flatnonzero(todo)
+
+
+def _retry(tokens: TokenCache, source: Source, encoder: Encoder, total: int) -> None:
+    """Measures again what was refused for its images, and notes what has changed."""
+    refused = {index: reason for index, reason in tokens.refused().items() if index < total and reason.of_image}
+    if not refused:
+        return
+    results = _encode_block(source, encoder, np.array(list(refused)), strict=False)
+    changed = [
+        (index, one) for index, one in results if not (isinstance(one, DataError) and one.reason == refused[index])
+    ]
+    if changed:
+        with tokens.writer() as writer:
+            writer.add(changed)
+
+
+def _encode_block(
+    source: Source, encoder: Encoder, block: np.ndarray, strict: bool
+) -> list[tuple[int, Encoded | DataError]]:
+    results: list[tuple[int, Encoded | DataError]] = []
+    for index in map(int, block):
+        try:
+            results.append((index, encoder.encode(source[index])))
+        except DataError as error:
+            if strict:
+                raise
+            results.append((index, error))
+    return results
+
+
+def _sizes(tokens: TokenCache, total: int, fingerprint: str) -> Sizes:
+    index, position = tokens.positions()
+    position = position[index < total]
+    assert len(position) == total
+    records = tokens.records[position]
+    return Sizes(
+        tokens=records["tokens"].copy(),
+        images=records["images"].copy(),
+        vision=records["vision"].copy(),
+        label_tokens=records["label_tokens"].copy(),
+        skipped={index: reason for index, reason in tokens.refused().items() if index < total},
+        fingerprint=fingerprint,
+        cache=tokens,
+        _position=position,
+    )
+
+
+def _report_misfits(sizes: Sizes, budget: Budget | None) -> None:
+    if len(sizes.skipped) == len(sizes):
+        first = next(iter(sizes.messages().values()), "")
+        raise ValueError(f"none of the {len(sizes)} samples can be used: {sizes.counts()}. The first: {first}")
+    if budget is None:
+        return
+    misfits = len(sizes.refused(budget))
+    usable = len(sizes) - len(sizes.skipped)
+    if misfits > _WARN_SHARE * usable:
+        better = sizes.suggest()
+        warnings.warn(
+            f"{misfits} of {usable} samples ({misfits / usable:.0%}) fit no row of {budget.tokens} tokens and "
+            f"{budget.images} images. `--max-tokens {better.tokens} --max-images {better.images}` holds "
+            f"{_KEEP_SHARE:.0%} of them",
+            stacklevel=3,
+        )

@@ -1,0 +1,185 @@
+"""Rows of a table: a Parquet file, or a data set on the Hub, through `datasets` with image decoding off.
+
+Adds: `TableSource` (any row by number), `StreamSource` (samples as they come), and what opens them. The only importer
+of `datasets`. Leaves out: the forms of a row (`rows`).
+
+Rows are taken as Arrow, so an image column gives the file's own bytes. A table is unpacked once on disk (a file into
+our cache folder, the Hub's into that of `datasets`), memory-mapped, and shared by all workers; a stream stores nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import glob
+import logging
+import shutil
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from mmdp.lines import digest_file
+from mmdp.records import DataError, Reason, Sample, shorten
+from mmdp.rows import FORMS, KEYS, parse_row, row_number
+
+_SPLIT = "train"
+
+_log = logging.getLogger(__name__)
+
+
+class TableSource:
+    """A table of `datasets`, memory-mapped; images stay the bytes they are. `Sample.source` is such as `NAME[17]`.
+
+    Args:
+        table: the rows, as Arrow.
+        name: what a person calls it.
+        label: the head of every `Sample.source`.
+        root: folder for images that are given by name; empty where there is none.
+        fingerprint: hex digest of the content.
+    """
+
+    def __init__(self, table: Any, *, name: str, label: str, root: str, fingerprint: str) -> None:
+        self.name = name
+        self.fingerprint = fingerprint
+        self._table = table
+        self._label = label
+        self._root = root
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: int) -> Sample:
+        number = row_number(index, len(self))
+        return _parse_arrow(self._table[number], self._label, self._root, number)
+
+
+class StreamSource:
+    """Samples as they come; bad rows are left out and counted. Each iteration is one pass from the start.
+
+    Args:
+        rows: tables of one row each.
+        name: what a person calls it.
+        label: the head of every `Sample.source`.
+        root: folder for images that are given by name; empty where there is none.
+        strict: raise the first bad row's `DataError` instead of counting it.
+
+    Attributes:
+        skipped: how many rows were left out in all passes so far, by reason.
+    """
+
+    def __init__(self, rows: Iterable[Any], *, name: str, label: str, root: str, strict: bool) -> None:
+        self.name = name
+        self.skipped: Counter[str] = Counter()
+        self._rows = rows
+        self._label = label
+        self._root = root
+        self._strict = strict
+
+    def __iter__(self) -> Iterator[Sample]:
+        for number, row in enumerate(self._rows):
+            try:
+                sample = _parse_arrow(row, self._label, self._root, number)
+            except DataError as error:
+                if self._strict:
+                    raise
+                self.skipped[error.reason] += 1
+                if self.skipped[error.reason] == 1:
+                    _log.warning("skipped, and so are all others of this kind: %s", error)
+            else:
+                yield sample
+
+
+def _parse_arrow(table: Any, label: str, root: str, number: int) -> Sample:
+    """The sample of a table of one row."""
+    source = f"{label}[{number}]"
+    try:
+        (row,) = table.to_pylist()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            Reason.INVALID_TEXT, f"text of the row is not UTF-8 ({error.reason}): write it anew", source=source
+        ) from None
+    return parse_row(row, root=root, source=source, number=number)
+
+
+def open_parquet(path: Path, cache: Path, *, streaming: bool, strict: bool) -> TableSource | StreamSource:
+    """Opens a Parquet file; images that are given by name are relative to its folder.
+
+    Raises:
+        ValueError: it is damaged or empty, or no column is a row form.
+    """
+    from datasets import load_dataset_builder
+    from datasets.exceptions import DatasetGenerationError
+
+    path = path.absolute()
+    place = {"name": path.name, "label": path.name, "root": str(path.parent)}
+    try:
+        builder = load_dataset_builder(
+            "parquet", data_files=glob.escape(str(path)), cache_dir=str(_writable(cache / "parquet"))
+        )
+        if not streaming:
+            builder.download_and_prepare()
+    except (ValueError, DatasetGenerationError) as error:  # Arrow's own errors are ValueErrors
+        cause = error.__cause__ or error
+        raise ValueError(f"{shorten(str(path), 300)} can't be read as Parquet: {cause}; is it whole?") from error
+    if streaming:
+        return StreamSource(_columns(builder.as_streaming_dataset(split=_SPLIT), path.name), strict=strict, **place)
+    table = _columns(builder.as_dataset(split=_SPLIT), path.name)
+    return TableSource(table, fingerprint=digest_file(path, cache), **place)
+
+
+def open_hub(uri: str, cache: Path, *, streaming: bool, strict: bool) -> TableSource | StreamSource:
+    """Opens `hf:NAME/CONFIG`: the train split of a configuration of a data set.
+
+    Raises:
+        ValueError: no configuration is named, or none of that name exists; it is empty, or no column is a row form.
+    """
+    from datasets import load_dataset_builder
+
+    label = uri.removeprefix("hf:")
+    repository, _, name = label.rpartition("/")
+    if not repository or not name:
+        raise ValueError(f"{shorten(uri)} names no configuration: write hf:NAME/CONFIG, such as hf:NAME/default")
+    builder = load_dataset_builder(repository, name)
+    folder = Path(repository).absolute()
+    place = {"name": uri, "label": label, "root": str(folder) if folder.is_dir() else ""}
+    if streaming:
+        return StreamSource(_columns(builder.as_streaming_dataset(split=_SPLIT), uri), strict=strict, **place)
+    builder.download_and_prepare()
+    # On the Hub, the builder's hash is that of the commit. A local folder's has a time in it, so there the files count.
+    files = [str(file) for file in (builder.config.data_files or {}).get(_SPLIT, [])]
+    content = [digest_file(Path(file), cache) for file in files if "://" not in file] or [label, builder.hash]
+    fingerprint = blake2b("\n".join(content).encode(), digest_size=16).hexdigest()
+    table = _columns(builder.as_dataset(split=_SPLIT), uri)
+    return TableSource(table, fingerprint=fingerprint, **place)
+
+
+def _columns(table: Any, name: str) -> Any:
+    """The table with the columns that rows are made of, as Arrow: so no image is decoded, and no other column read."""
+    if (columns := table.column_names) is not None:
+        if not set(columns) & set(FORMS):
+            raise ValueError(f"{name} has the columns {shorten(columns, 200)}, wanted one of {', '.join(FORMS)}")
+        table = table.select_columns([column for column in columns if column in KEYS])
+    if hasattr(table, "__len__") and not len(table):
+        raise ValueError(f"{name} is empty: it has no row")
+    return table.with_format("arrow")
+
+
+def _writable(folder: Path) -> Path:
+    """The folder, if files can be made in it; else one that lives as long as the process."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        instead = tempfile.mkdtemp(prefix="mmdp-")
+        atexit.register(shutil.rmtree, instead, ignore_errors=True)
+        warnings.warn(
+            f"can't write below {folder} ({error.strerror}): the table is unpacked into {instead} until the process "
+            "ends; name a folder that can be written in MMDP_CACHE or cache_dir",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return Path(instead)

@@ -1,0 +1,203 @@
+"""Encoded samples on disk: measured once, read by all, resumed after Ctrl-C.
+
+Adds: `TokenCache`, an append-only folder of four files and a memory-mapped view of them.
+Leaves out: what is measured, and in which order (`sizes.py`).
+
+| file | holds |
+|---|---|
+| `ids.i32`, `labels.i32` | token ids and labels of all samples, back to back, int32 |
+| `layouts.i32` | tokens, vision, height, width of all images, back to back, int32 |
+| `records.bin` | one fixed record a sample: its index, where its data starts, its size, or the reason it is refused |
+| `refusals.jsonl` | the message of each refusal, for people |
+
+Data is written before its record, so a run that dies leaves at most data without a record; opening drops it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from mmdp.records import DataError, Encoded, ImageLayout, Reason
+
+_RECORD = np.dtype(
+    [
+        ("index", "<i8"),
+        ("token_start", "<i8"),
+        ("layout_start", "<i8"),
+        ("tokens", "<i4"),
+        ("images", "<i4"),
+        ("vision", "<i8"),
+        ("label_tokens", "<i4"),
+        ("reason", "<i4"),  # 0 is kept; else 1 + the place of the reason in `Reason`
+    ]
+)
+_REASONS = tuple(Reason)
+_FILES = ("ids.i32", "labels.i32", "layouts.i32", "records.bin", "refusals.jsonl")
+
+
+class TokenCache:
+    """The encoded samples of one source and one encoder.
+
+    Args:
+        folder: made if absent. Its name holds the fingerprint of source and encoder; nothing in it checks that.
+
+    Attributes:
+        folder: where the files lie.
+        records: (M,) structured array, one record for each sample measured so far, in the order of measuring.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._load()
+
+    def __reduce__(self) -> tuple[type[TokenCache], tuple[Path]]:
+        return TokenCache, (self.folder,)
+
+    def _load(self) -> None:
+        self.records = _mapped(self.folder / "records.bin", _RECORD)
+        self._ids = _mapped(self.folder / "ids.i32", np.dtype("<i4"))
+        self._labels = _mapped(self.folder / "labels.i32", np.dtype("<i4"))
+        self._layouts = _mapped(self.folder / "layouts.i32", np.dtype("<i4"))
+        whole = self.records["token_start"] + self.records["tokens"] <= min(len(self._ids), len(self._labels))
+        whole &= self.records["layout_start"] + 4 * self.records["images"] <= len(self._layouts)
+        if not whole.all():  # a machine that lost power may keep a record and lose its data
+            self.records = self.records[: int(np.argmin(whole))]
+
+    def encoded(self, position: int) -> Encoded:
+        """The sample of record `position`; its arrays are read-only views of the files.
+
+        Raises:
+            DataError: the sample was refused when it was measured.
+        """
+        record = self.records[position]
+        if record["reason"]:
+            raise DataError(_REASONS[record["reason"] - 1], "refused when it was measured")
+        tokens = slice(record["token_start"], record["token_start"] + record["tokens"])
+        layouts = self._layouts[record["layout_start"] : record["layout_start"] + 4 * record["images"]]
+        return Encoded(
+            ids=self._ids[tokens],
+            labels=self._labels[tokens],
+            layouts=tuple(ImageLayout(*map(int, layout)) for layout in layouts.reshape(-1, 4)),
+        )
+
+    def positions(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rising sample indices (K,) and the record (K,) of each; a sample measured twice has its last one."""
+        index, from_the_end = np.unique(self.records["index"][::-1], return_index=True)
+        return index, len(self.records) - 1 - from_the_end
+
+    def refused(self) -> dict[int, Reason]:
+        """Sample index to reason, for every sample whose last record is a refusal."""
+        last = self.records[self.positions()[1]]
+        bad = last[last["reason"] != 0]
+        return {int(index): _REASONS[reason - 1] for index, reason in zip(bad["index"], bad["reason"], strict=True)}
+
+    def messages(self) -> dict[int, str]:
+        """Sample index to message, for every sample that was refused."""
+        path = self.folder / "refusals.jsonl"
+        if not path.exists():
+            return {}
+        refused = self.refused()
+        messages = {}
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):  # the last line may be cut
+                entry = json.loads(line)
+                if entry["index"] in refused:
+                    messages[entry["index"]] = entry["message"]
+        return messages
+
+    @contextlib.contextmanager
+    def writer(self) -> Iterator[Writer]:
+        """Adds samples, one process at a time; another one waits, and says for what."""
+        with _locked(self.folder / "lock"):
+            self._load()  # another process may have measured meanwhile
+            ends = (
+                int((self.records["token_start"] + self.records["tokens"]).max(initial=0)) * 4,
+                int((self.records["token_start"] + self.records["tokens"]).max(initial=0)) * 4,
+                int((self.records["layout_start"] + 4 * self.records["images"]).max(initial=0)) * 4,
+                len(self.records) * _RECORD.itemsize,
+            )
+            with contextlib.ExitStack() as stack:
+                files = [stack.enter_context((self.folder / name).open("ab")) for name in _FILES]
+                for file, end in zip(files, ends, strict=False):
+                    file.truncate(end)
+                    file.seek(end)
+                yield Writer(files, token_end=ends[0] // 4, layout_end=ends[2] // 4)
+            self._load()
+
+
+class Writer:
+    """Appends encoded samples and refusals to the files of a `TokenCache`."""
+
+    def __init__(self, files: Sequence[IO[bytes]], *, token_end: int, layout_end: int) -> None:
+        self._files = files
+        self._token_end = token_end
+        self._layout_end = layout_end
+
+    def add(self, samples: Sequence[tuple[int, Encoded | DataError]]) -> None:
+        """Writes a block of samples: their data first, then their records."""
+        ids, labels, layouts, records, refusals = self._files
+        lines = []
+        entries = []
+        for index, one in samples:
+            if isinstance(one, DataError):
+                reason = 1 + _REASONS.index(one.reason)
+                entries.append((index, self._token_end, self._layout_end, 0, 0, 0, 0, reason))
+                lines.append(json.dumps({"index": index, "reason": one.reason, "message": str(one)}) + "\n")
+                continue
+            size = one.size
+            entries.append(
+                (index, self._token_end, self._layout_end, size.tokens, size.images, size.vision, size.label_tokens, 0)
+            )
+            ids.write(np.ascontiguousarray(one.ids, dtype="<i4").data)
+            labels.write(np.ascontiguousarray(one.labels, dtype="<i4").data)
+            flat = [(at.tokens, at.vision, at.height, at.width) for at in one.layouts]
+            layouts.write(np.array(flat, dtype="<i4").tobytes())
+            self._token_end += size.tokens
+            self._layout_end += 4 * size.images
+        refusals.write("".join(lines).encode())
+        for file in (ids, labels, layouts, refusals):
+            file.flush()
+        records.write(np.array(entries, dtype=_RECORD).tobytes())
+        records.flush()
+
+
+def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    """The whole items of a file, memory-mapped and read-only; empty where there is none."""
+    count = path.stat().st_size // dtype.itemsize if path.exists() else 0
+    if not count:
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds an advisory lock; it goes with the process, however that ends. No lock where the system has no `fcntl`."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two processes must not measure the same data at once there
+        yield
+        return
+    with path.open("w") as file:
+        waited = 0
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if waited == 5:  # seconds
+                    warnings.warn(f"another process is measuring into {path.parent}; waiting for it", stacklevel=4)
+                time.sleep(1)
+                waited += 1
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
