@@ -21,7 +21,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mmdp"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: `Config.max_pixels` is the default of a knob
 class Config:
     """The knobs, each with its unit.
 

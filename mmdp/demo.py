@@ -20,12 +20,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.progress import track
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mmdp import demo_drawings as drawings
 from mmdp.demo_drawings import Facts
+from mmdp.progress import track
 
 VERSION = 1
 """Names the folders; raise it with every change of a text, a picture or the tokenizer."""
@@ -42,125 +41,166 @@ FAMILIES = ("food_web", "cycle", "bar_chart", "labelled_parts")
 CONTINUE, MOST_TURNS = 0.675, 15  # 1 + geometric, mean about 3.07 as in AI2D of the_cauldron
 TWO_IMAGES, NO_IMAGE = 0.03, 0.03
 
+
+def _table(text: str) -> dict[str, str]:
+    """The entries of a text of lines `key: value`; a line that starts with a space goes on with the one above."""
+    return dict(line.split(": ", 1) for line in text.strip().replace("\n  ", " ").splitlines())
+
+
+def _split(text: str, mark: str = ", ") -> list[str]:
+    return [part.strip() for part in text.split(mark)]
+
+
 # The levels of each food web, from those that live on light to the top.
-HABITATS = {
-    "a pond": "algae, duckweed, lily, lotus, pondweed, hornwort, rush | snail, tadpole, water flea, mayfly, midge, shrimp, mussel "
-    "| newt, frog, beetle, dragonfly, toad, perch, leech | heron, pike, otter, mink, kingfisher, grass snake",
-    "a forest": "oak, moss, fern, hazel, birch, bramble, beech, ivy | aphid, slug, moth, beetle, caterpillar, wood mouse, woodlouse "
-    "| robin, shrew, spider, hedgehog, wren, blue tit, nuthatch | owl, fox, hawk, marten, badger, wild cat, lynx",
-    "a meadow": "grass, clover, daisy, thistle, dandelion, nettle, yarrow | vole, bee, cricket, hare, butterfly, grasshopper, weevil "
-    "| toad, lizard, mole, starling, weasel, skylark, wasp | stoat, adder, buzzard, kestrel, fox, white stork",
-    "the sea": "kelp, algae, diatoms, eelgrass, plankton, sea lettuce | krill, limpet, copepod, urchin, prawn, barnacle, sea hare "
-    "| herring, squid, crab, cod, mackerel, octopus, sardine | seal, orca, shark, tuna, dolphin, gannet, swordfish",
-    "a desert": "cactus, yucca, agave, mesquite, sagebrush, saltbush | locust, jerboa, tortoise, ant, harvester ant, gerbil, quail "
-    "| gecko, scorpion, shrike, tarantula, meerkat, horned toad | coyote, eagle, caracal, rattlesnake, roadrunner, monitor",
-    "the tundra": "lichen, sedge, moss, willow, saxifrage, cotton grass | lemming, vole, hare, ptarmigan, goose, ground squirrel "
-    "| stoat, skua, weasel, raven, arctic fox, gull | wolf, owl, gyrfalcon, wolverine, polar bear, sea eagle",
-    "a savanna": "acacia, grass, marula, baobab, star grass, aloe | termite, hare, weaver, impala, locust, dung beetle, striped mouse "
-    "| genet, civet, mongoose, jackal, hornbill, baboon, chameleon | lion, leopard, python, cheetah, hyena, martial eagle",
-    "a rainforest": "fig, orchid, bamboo, liana, palm, cacao, bromeliad | ant, macaw, agouti, sloth, toucan, stick insect, katydid "
-    "| frog, coati, bat, iguana, anteater, tree frog, mantis | jaguar, boa, caiman, ocelot, margay, harpy eagle",
-    "a river": "reed, willow, algae, moss, watercress, sedge, alder | caddis, snail, stonefly, crayfish, minnow, blackfly, mussel "
-    "| trout, dipper, barbel, grayling, salmon, bullhead, eel | osprey, otter, heron, mink, cormorant, goosander",
-    "a garden": "rose, lettuce, cabbage, bean, carrot, pear tree, tulip, pea | aphid, slug, snail, whitefly, cutworm, sawfly, earwig "
-    "| wren, thrush, ladybird, blackbird, lacewing, toad, robin | cat, hawk, magpie, sparrowhawk, hedgehog, tawny owl",
-    "a mountain": "pine, larch, gentian, edelweiss, heather, crocus, juniper | pika, marmot, vole, beetle, grouse, crossbill, moth "
-    "| stoat, raven, viper, marten, dotterel, alpine newt, chough | eagle, wolf, lynx, snow leopard, bear, vulture",
-    "a coral reef": "algae, seagrass, red algae, kelp, green algae, diatoms | urchin, conch, damselfish, parrotfish, blenny, sea slug "
-    "| wrasse, lionfish, octopus, goby, triggerfish, lobster, crab | shark, moray, grouper, barracuda, snapper, stingray",
-}
+HABITATS = _table("""
+a pond: algae, duckweed, lily, lotus, pondweed, hornwort, rush | snail, tadpole, water flea, mayfly, midge, shrimp,
+  mussel | newt, frog, beetle, dragonfly, toad, perch, leech | heron, pike, otter, mink, kingfisher, grass snake
+a forest: oak, moss, fern, hazel, birch, bramble, beech, ivy | aphid, slug, moth, beetle, caterpillar, wood mouse,
+  woodlouse | robin, shrew, spider, hedgehog, wren, blue tit, nuthatch | owl, fox, hawk, marten, badger, wild cat,
+  lynx
+a meadow: grass, clover, daisy, thistle, dandelion, nettle, yarrow | vole, bee, cricket, hare, butterfly, grasshopper,
+  weevil | toad, lizard, mole, starling, weasel, skylark, wasp | stoat, adder, buzzard, kestrel, fox, white stork
+the sea: kelp, algae, diatoms, eelgrass, plankton, sea lettuce | krill, limpet, copepod, urchin, prawn, barnacle, sea
+  hare | herring, squid, crab, cod, mackerel, octopus, sardine | seal, orca, shark, tuna, dolphin, gannet, swordfish
+a desert: cactus, yucca, agave, mesquite, sagebrush, saltbush | locust, jerboa, tortoise, ant, harvester ant, gerbil,
+  quail | gecko, scorpion, shrike, tarantula, meerkat, horned toad | coyote, eagle, caracal, rattlesnake, roadrunner,
+  monitor
+the tundra: lichen, sedge, moss, willow, saxifrage, cotton grass | lemming, vole, hare, ptarmigan, goose, ground
+  squirrel | stoat, skua, weasel, raven, arctic fox, gull | wolf, owl, gyrfalcon, wolverine, polar bear, sea eagle
+a savanna: acacia, grass, marula, baobab, star grass, aloe | termite, hare, weaver, impala, locust, dung beetle,
+  striped mouse | genet, civet, mongoose, jackal, hornbill, baboon, chameleon | lion, leopard, python, cheetah, hyena,
+  martial eagle
+a rainforest: fig, orchid, bamboo, liana, palm, cacao, bromeliad | ant, macaw, agouti, sloth, toucan, stick insect,
+  katydid | frog, coati, bat, iguana, anteater, tree frog, mantis | jaguar, boa, caiman, ocelot, margay, harpy eagle
+a river: reed, willow, algae, moss, watercress, sedge, alder | caddis, snail, stonefly, crayfish, minnow, blackfly,
+  mussel | trout, dipper, barbel, grayling, salmon, bullhead, eel | osprey, otter, heron, mink, cormorant, goosander
+a garden: rose, lettuce, cabbage, bean, carrot, pear tree, tulip, pea | aphid, slug, snail, whitefly, cutworm, sawfly,
+  earwig | wren, thrush, ladybird, blackbird, lacewing, toad, robin | cat, hawk, magpie, sparrowhawk, hedgehog, tawny
+  owl
+a mountain: pine, larch, gentian, edelweiss, heather, crocus, juniper | pika, marmot, vole, beetle, grouse, crossbill,
+  moth | stoat, raven, viper, marten, dotterel, alpine newt, chough | eagle, wolf, lynx, snow leopard, bear, vulture
+a coral reef: algae, seagrass, red algae, kelp, green algae, diatoms | urchin, conch, damselfish, parrotfish, blenny,
+  sea slug | wrasse, lionfish, octopus, goby, triggerfish, lobster, crab | shark, moray, grouper, barracuda, snapper,
+  stingray
+""")
 
-CYCLES = {
-    "Life cycle of a frog": "egg mass, tadpole, tadpole with legs, froglet, adult frog",
-    "Life cycle of a butterfly": "egg, caterpillar, chrysalis, butterfly",
-    "Life cycle of a mosquito": "egg raft, larva, pupa, adult",
-    "Life cycle of a ladybird": "eggs, young larva, grown larva, pupa, beetle",
-    "Life cycle of a salmon": "eggs in gravel, alevin, fry, parr, smolt, ocean adult, spawner",
-    "Life cycle of a hen": "egg, embryo, chick, pullet, hen",
-    "Life cycle of a sea turtle": "buried egg, hatchling, drifter, juvenile, adult, nesting female",
-    "Life cycle of a fern": "spore, gametophyte, fertilised egg, young fern, grown fern, spore case",
-    "Life cycle of a bean": "dry seed, swollen seed, seedling, leafy plant, flower, pod",
-    "Life cycle of an apple tree": "pip, sprout, sapling, blossom, green fruit, ripe apple",
-    "Life cycle of a jellyfish": "planula, polyp, strobila, ephyra, medusa",
-    "Life cycle of a dandelion": "seed, rosette, bud, yellow flower, seed head",
-    "Water cycle": "evaporation, condensation, rain, runoff, river, ocean",
-    "Short water cycle": "vapour, cloud, rain, lake",
-    "Rock cycle": "magma, igneous rock, sediment, sandstone, metamorphic rock",
-    "Carbon cycle": "carbon dioxide, leaf, animal, dead matter, microbes",
-    "Nitrogen cycle": "nitrogen gas, ammonium, nitrite, nitrate, plant protein, manure",
-    "Phases of the moon": "new moon, waxing crescent, first quarter, waxing gibbous, full moon, waning gibbous, last quarter, waning crescent",
-    "Seasons in the north": "spring, summer, autumn, winter",
-    "Four strokes of an engine": "intake, compression, power, exhaust",
-    "Cell cycle": "growth, copying of DNA, check, mitosis, division",
-    "Heartbeat": "filling, squeeze of the atria, squeeze of the ventricles, rest",
-    "Glass recycling": "bottle, bank, sorting, crushing, melting, moulding, filling",
-    "Paper recycling": "newspaper, bin, pulp, clean pulp, paper roll, printing",
-    "Compost cycle": "peelings, heap, rotting, compost, bed, vegetables",
-    "Programme of a washing machine": "soak, wash, drain, rinse, spin",
-    "Lights of a crossing": "red, red and amber, green, amber",
-    "Farm year": "plough, sow, weed, harvest, store, fallow",
-    "Crop rotation": "wheat, clover, barley, turnips",
-    "Refrigerator": "compressor, condenser, valve, evaporator",
-    "Steam power": "boiler, turbine, cooling tower, pump",
-    "Life of a star": "dust, protostar, giant, supernova, nebula",
-    "Life cycle of a tick": "egg, larva, nymph, adult tick",
-    "Way of a library book": "shelf, loan desk, reader, return slot, trolley",
-    "Project work": "question, plan, trial, measurement, review, improvement",
-    "Day of a baker": "dough, rising, shaping, oven, cooling, counter",
-    "Life cycle of a coin": "mint, bank, purse, till, worn coin, furnace",
-    "Breathing": "inhale, pause, exhale, rest",
-    "Soil water": "shower, puddle, seepage, groundwater, spring, stream",
-    "Milk round": "cow, milking, dairy, lorry, shop, empty churn",
-}
+CYCLES = _table("""
+Life cycle of a frog: egg mass, tadpole, tadpole with legs, froglet, adult frog
+Life cycle of a butterfly: egg, caterpillar, chrysalis, butterfly
+Life cycle of a mosquito: egg raft, larva, pupa, adult
+Life cycle of a ladybird: eggs, young larva, grown larva, pupa, beetle
+Life cycle of a salmon: eggs in gravel, alevin, fry, parr, smolt, ocean adult, spawner
+Life cycle of a hen: egg, embryo, chick, pullet, hen
+Life cycle of a sea turtle: buried egg, hatchling, drifter, juvenile, adult, nesting female
+Life cycle of a fern: spore, gametophyte, fertilised egg, young fern, grown fern, spore case
+Life cycle of a bean: dry seed, swollen seed, seedling, leafy plant, flower, pod
+Life cycle of an apple tree: pip, sprout, sapling, blossom, green fruit, ripe apple
+Life cycle of a jellyfish: planula, polyp, strobila, ephyra, medusa
+Life cycle of a dandelion: seed, rosette, bud, yellow flower, seed head
+Water cycle: evaporation, condensation, rain, runoff, river, ocean
+Short water cycle: vapour, cloud, rain, lake
+Rock cycle: magma, igneous rock, sediment, sandstone, metamorphic rock
+Carbon cycle: carbon dioxide, leaf, animal, dead matter, microbes
+Nitrogen cycle: nitrogen gas, ammonium, nitrite, nitrate, plant protein, manure
+Phases of the moon: new moon, waxing crescent, first quarter, waxing gibbous, full moon, waning gibbous, last quarter,
+  waning crescent
+Seasons in the north: spring, summer, autumn, winter
+Four strokes of an engine: intake, compression, power, exhaust
+Cell cycle: growth, copying of DNA, check, mitosis, division
+Heartbeat: filling, squeeze of the atria, squeeze of the ventricles, rest
+Glass recycling: bottle, bank, sorting, crushing, melting, moulding, filling
+Paper recycling: newspaper, bin, pulp, clean pulp, paper roll, printing
+Compost cycle: peelings, heap, rotting, compost, bed, vegetables
+Programme of a washing machine: soak, wash, drain, rinse, spin
+Lights of a crossing: red, red and amber, green, amber
+Farm year: plough, sow, weed, harvest, store, fallow
+Crop rotation: wheat, clover, barley, turnips
+Refrigerator: compressor, condenser, valve, evaporator
+Steam power: boiler, turbine, cooling tower, pump
+Life of a star: dust, protostar, giant, supernova, nebula
+Life cycle of a tick: egg, larva, nymph, adult tick
+Way of a library book: shelf, loan desk, reader, return slot, trolley
+Project work: question, plan, trial, measurement, review, improvement
+Day of a baker: dough, rising, shaping, oven, cooling, counter
+Life cycle of a coin: mint, bank, purse, till, worn coin, furnace
+Breathing: inhale, pause, exhale, rest
+Soil water: shower, puddle, seepage, groundwater, spring, stream
+Milk round: cow, milking, dairy, lorry, shop, empty churn
+""")
 
+# What the bars of a chart stand for.
+GROUPS = _table("""
+months: January, February, March, April, May, June, July, August, September, October, November, December
+weekdays: Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday
+fruits: apples, pears, plums, cherries, grapes, figs, melons, peaches, lemons, oranges, kiwis, mangoes, quinces, dates
+vegetables: carrots, leeks, onions, beans, peas, spinach, potatoes, pumpkins, tomatoes, radishes, celery, garlic,
+  beets
+sports: tennis, football, hockey, rowing, judo, cycling, running, golf, chess, fencing, climbing, skating, archery,
+  karate
+instruments: piano, violin, flute, guitar, drums, trumpet, cello, harp, oboe, clarinet, organ, horn, banjo, tuba
+vehicles: cars, buses, trams, lorries, vans, taxis, bicycles, scooters, ferries, tractors, trains, motorbikes
+birds: sparrows, finches, swans, ducks, geese, storks, crows, doves, gulls, swifts, terns, cranes, larks, jays
+drinks: tea, coffee, milk, cocoa, juice, water, lemonade, cider, mint tea, iced tea, smoothies, broth
+subjects: maths, history, music, biology, physics, art, Latin, French, Spanish, geography, chemistry, drama, ethics
+materials: steel, glass, paper, wood, copper, rubber, plastic, leather, cotton, wool, concrete, brick, tin, zinc
+tools: hammers, saws, drills, pliers, files, chisels, spanners, planes, clamps, axes, rakes, spades, ladders
+books: novels, poems, comics, atlases, diaries, cookbooks, plays, fables, guides, thrillers, fairy tales, essays
+energy: wind, solar, hydro, gas, coal, biomass, nuclear, tidal, geothermal, oil, peat, waste heat
+clothes: shirts, socks, coats, hats, scarves, gloves, skirts, boots, jackets, trousers, belts, dresses, sandals
+toys: kites, dolls, puzzles, marbles, balls, robots, blocks, yoyos, puppets, hoops, jigsaws, card games
+rooms: kitchen, bathroom, bedroom, hall, cellar, attic, study, garage, pantry, nursery, lounge, porch
+animals: cows, sheep, goats, pigs, horses, hens, rabbits, donkeys, turkeys, bees, llamas, ponies, alpacas
+fish: carp, trout, pike, bream, perch, eels, tench, roach, catfish, sturgeon, zander, rudd
+jobs: nurses, teachers, cooks, farmers, drivers, bakers, painters, tailors, plumbers, miners, pilots, clerks, masons
+""")
+GROUPS["names"] = (
+    "Ada, Ali, Amir, Anna, Ben, Carla, Chen, Dana, David, Elif, Emma, Finn, Grace, Hana, Hugo, Ines, Ivan, Jack, Jonas, Kofi, "
+    "Lara, Leo, Lina, Malik, Maria, Mei, Mona, Nils, Nora, Omar, Paul, Priya, Rosa, Sam, Sara, Tariq, Tess, Tom, Uma, Vera, "
+    "Will, Yuki, Zoe, Zara"
+)
+# Places that are not: no chart says anything about a real one.
 PLACES = [
     start + end
-    for start in "Ash Bel Cor Dal Elm Fen Gar Hol Ink Kar Lun Mor Nor Ost Pel Rav Sel Tor Ul Vel Wen Yar".split()
-    for end in "bury dale ford ham mere mouth port stead ton wick field haven".split()
+    for start in _split(
+        "Ash, Bel, Cor, Dal, Elm, Fen, Gar, Hol, Ink, Kar, Lun, Mor, Nor, Ost, Pel, Rav, Sel, Tor, Ul, Vel, Wen, Yar"
+    )
+    for end in _split("bury, dale, ford, ham, mere, mouth, port, stead, ton, wick, field, haven")
 ]
-NAMES = (
-    "Ada Ali Amir Anna Ben Carla Chen Dana David Elif Emma Finn Grace Hana Hugo Ines Ivan Jack Jonas Kofi Lara Leo Lina "
-    "Malik Maria Mei Mona Nils Nora Omar Paul Priya Rosa Sam Sara Tariq Tess Tom Uma Vera Will Yuki Zoe Zara"
-).split()
-GROUPS = {
-    "months": "January, February, March, April, May, June, July, August, September, October, November, December",
-    "weekdays": "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday",
-    "fruits": "apples, pears, plums, cherries, grapes, figs, melons, peaches, lemons, oranges, kiwis, mangoes, quinces, dates",
-    "vegetables": "carrots, leeks, onions, beans, peas, spinach, potatoes, pumpkins, tomatoes, radishes, celery, garlic, beets",
-    "sports": "tennis, football, hockey, rowing, judo, cycling, running, golf, chess, fencing, climbing, skating, archery, karate",
-    "instruments": "piano, violin, flute, guitar, drums, trumpet, cello, harp, oboe, clarinet, organ, horn, banjo, tuba",
-    "vehicles": "cars, buses, trams, lorries, vans, taxis, bicycles, scooters, ferries, tractors, trains, motorbikes",
-    "birds": "sparrows, finches, swans, ducks, geese, storks, crows, doves, gulls, swifts, terns, cranes, larks, jays",
-    "drinks": "tea, coffee, milk, cocoa, juice, water, lemonade, cider, mint tea, iced tea, smoothies, broth",
-    "subjects": "maths, history, music, biology, physics, art, Latin, French, Spanish, geography, chemistry, drama, ethics",
-    "materials": "steel, glass, paper, wood, copper, rubber, plastic, leather, cotton, wool, concrete, brick, tin, zinc",
-    "tools": "hammers, saws, drills, pliers, files, chisels, spanners, planes, clamps, axes, rakes, spades, ladders",
-    "books": "novels, poems, comics, atlases, diaries, cookbooks, plays, fables, guides, thrillers, fairy tales, essays",
-    "energy": "wind, solar, hydro, gas, coal, biomass, nuclear, tidal, geothermal, oil, peat, waste heat",
-    "clothes": "shirts, socks, coats, hats, scarves, gloves, skirts, boots, jackets, trousers, belts, dresses, sandals",
-    "toys": "kites, dolls, puzzles, marbles, balls, robots, blocks, yoyos, puppets, hoops, jigsaws, card games",
-    "rooms": "kitchen, bathroom, bedroom, hall, cellar, attic, study, garage, pantry, nursery, lounge, porch",
-    "animals": "cows, sheep, goats, pigs, horses, hens, rabbits, donkeys, turkeys, bees, llamas, ponies, alpacas",
-    "fish": "carp, trout, pike, bream, perch, eels, tench, roach, catfish, sturgeon, zander, rudd",
-    "jobs": "nurses, teachers, cooks, farmers, drivers, bakers, painters, tailors, plumbers, miners, pilots, clerks, masons",
-    "names": ", ".join(NAMES),
-    "places": ", ".join(PLACES),
-}
-CHARTS = (  # title, unit, group, and how large the values are
-    "Rain in {place}|mm|months|20 190; Sunshine in {place}|hours|months|40 290; Visitors to {place} castle|people|weekdays|50 980; "
-    "Books lent in {place}|books|weekdays|20 190; Fruit sold in {place}|kg|fruits|5 95; Harvest near {place}|tonnes|vegetables|10 480; "
-    "Members of {place} sports club|people|sports|8 140; Pupils of {place} music school|pupils|instruments|3 60; "
-    "Traffic on {place} bridge|vehicles an hour|vehicles|10 490; Birds counted at {place} lake|birds|birds|5 240; "
-    "Cups sold at {place} station|cups|drinks|10 390; Favourite lessons in {place}|votes|subjects|2 48; "
-    "Waste collected in {place}|tonnes|materials|5 190; Tools lent by {place} workshop|loans|tools|2 70; "
-    "Loans of {place} library|loans|books|10 290; Electricity made near {place}|GWh|energy|10 870; "
-    "Sales of {place} market|pieces|clothes|5 150; Toys mended in {place}|toys|toys|2 45; "
-    "Heat used in a house in {place}|kWh|rooms|20 460; Animals on {place} farm|animals|animals|4 120; "
-    "Fish tagged in {place} weir|fish|fish|5 260; Vacancies in {place}|posts|jobs|2 90; "
-    "Points scored for {place}|points|names|2 60; Steps walked in {place}|thousand steps|names|3 24; "
-    "Trees planted in {place} county|trees|places|20 980; Snow depth around {place}|cm|places|2 120; Letters sorted in {place}|thousand|places|5 95; "
-    "Wells dug around {place}|wells|places|2 40; Minutes read in {place}|minutes|names|10 240; Apples picked near {place}|baskets|names|3 75"
-)
+GROUPS["places"] = ", ".join(PLACES)
+
+# Title, unit, what the bars stand for, and the smallest and the largest value.
+CHARTS = """
+Rain in {place}|mm|months|20 190
+Sunshine in {place}|hours|months|40 290
+Visitors to {place} castle|people|weekdays|50 980
+Books lent in {place}|books|weekdays|20 190
+Fruit sold in {place}|kg|fruits|5 95
+Harvest near {place}|tonnes|vegetables|10 480
+Members of {place} sports club|people|sports|8 140
+Pupils of {place} music school|pupils|instruments|3 60
+Traffic on {place} bridge|vehicles an hour|vehicles|10 490
+Birds counted at {place} lake|birds|birds|5 240
+Cups sold at {place} station|cups|drinks|10 390
+Favourite lessons in {place}|votes|subjects|2 48
+Waste collected in {place}|tonnes|materials|5 190
+Tools lent by {place} workshop|loans|tools|2 70
+Loans of {place} library|loans|books|10 290
+Electricity made near {place}|GWh|energy|10 870
+Sales of {place} market|pieces|clothes|5 150
+Toys mended in {place}|toys|toys|2 45
+Heat used in a house in {place}|kWh|rooms|20 460
+Animals on {place} farm|animals|animals|4 120
+Fish tagged in {place} weir|fish|fish|5 260
+Vacancies in {place}|posts|jobs|2 90
+Points scored for {place}|points|names|2 60
+Steps walked in {place}|thousand steps|names|3 24
+Trees planted in {place} county|trees|places|20 980
+Snow depth around {place}|cm|places|2 120
+Letters sorted in {place}|thousand|places|5 95
+Wells dug around {place}|wells|places|2 40
+Minutes read in {place}|minutes|names|10 240
+Apples picked near {place}|baskets|names|3 75
+"""
 INSTRUCTIONS = (
     "Reply with one letter.",
     "Give only the letter of the right choice.",
@@ -185,10 +225,6 @@ class Question(NamedTuple):
     wording: str
     right: Sequence[str]
     wrong: Sequence[str]
-
-
-def _split(text: str, mark: str = ", ") -> list[str]:
-    return [part.strip() for part in text.split(mark)]
 
 
 # Facts: what a picture shows.
@@ -241,7 +277,7 @@ def _cycle_facts(random: Random, width: int, height: int) -> Facts:
 
 def _chart_facts(random: Random, *sizes: tuple[int, int]) -> list[Facts]:
     """One chart a size: the same things in each, other values and another place."""
-    title, unit, group, span = random.choice(_split(CHARTS, ";")).split("|")
+    title, unit, group, span = random.choice(CHARTS.strip().splitlines()).split("|")
     least, most = (int(end) for end in span.split())
     names = _split(GROUPS[group])
     count = random.randint(3, min(len(names), *(drawings.chart_room(*size) for size in sizes)))
@@ -256,7 +292,7 @@ def _chart_facts(random: Random, *sizes: tuple[int, int]) -> list[Facts]:
             "title": title.format(place=place),
             "unit": unit,
             "bars": [list(bar) for bar in zip(names, random.sample(range(least, most + 1), count), strict=True)],
-            "upright": random.random() < 0.6,
+            "want_upright": random.random() < 0.6,
             "colours": colours,
         }
         for place in random.sample(PLACES, len(sizes))
@@ -375,7 +411,7 @@ def _cycle_questions(facts: Facts, random: Random) -> Iterator[Question]:
         for y in spare:
             yield Question(("follows", y, x), f"Does '{y}' follow directly on '{x}'?", *_yes(y == after))
         three = [stages[(k + step) % count] for step in range(3)]
-        order = [list(three[i] for i in places) for places in ((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1))]
+        order = [[three[i] for i in places] for places in ((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1))]
         good = [[stages[(j + step) % count] for step in range(3)] for j in range(count)]
         wording = f"Which three stages follow one another in this order, '{three[1]}' among them?"
         yield Question(
@@ -627,7 +663,7 @@ def make_row(index: int, seed: int) -> dict[str, Any]:
         pictures, and for each turn what it asks.
     """
     # A text seeds alike on every machine: Python hashes it with SHA-512.
-    random = Random(f"mmdp demo {VERSION}, seed {seed}, row {index}")
+    random = Random(f"mmdp demo {VERSION}, seed {seed}, row {index}")  # noqa: S311  no secret hangs on it
     kind = random.random()
     family = random.choice(FAMILIES)
     if kind < NO_IMAGE + TWO_IMAGES:
@@ -696,11 +732,8 @@ def _make_once(folder: Path, fill: Callable[[Path], None]) -> None:
 
 def _write_rows(folder: Path, rows: int, seed: int) -> None:
     (folder / "images").mkdir()
-    console = Console(stderr=True)
     with (folder / "train.jsonl").open("w", encoding="ascii", newline="\n") as file:
-        for index in track(
-            range(rows), f"drawing {rows} demo samples", console=console, disable=not console.is_terminal
-        ):
+        for index in track(range(rows), "drawing the demo set"):
             row = make_row(index, seed)
             for name, facts in zip(row["images"], row["facts"]["pictures"], strict=True):
                 image, facts["places"] = drawings.draw(facts)

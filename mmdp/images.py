@@ -5,9 +5,9 @@ Adds: `upright_size`, `image_size` and `read_size`, which decode nothing, so tha
 library. A refusal is a `DataError` without a place: the caller adds it with `.at(...)`.
 Leaves out: where bytes come from (`sources`), how many tokens an image costs and which size it should have (`vision`).
 
-The size measured is the size decoded, since both come from one header. Upright means what Pillow's `exif_transpose` makes
-of a file, but for two cases: what a PNG says behind its pixels is not heard, because no prefix of the file shows it; and
-EXIF that can't be read leaves the image as it is stored, where Pillow raises.
+The size measured is the size decoded, since both come from one header (`image_headers`). Upright means what Pillow's
+`exif_transpose` makes of a file, but for two cases: what a PNG says behind its pixels is not heard, because no prefix of
+the file shows it; and EXIF that can't be read leaves the image as it is stored, where Pillow raises.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ _FAULTS = (
     KeyError,
     EOFError,
     OverflowError,
+    RuntimeError,
     struct.error,
     zlib.error,
     Warning,
@@ -185,7 +186,7 @@ def decode(
         max_pixels: pixels; the header may promise no more.
         draft: let a JPEG shrink while it is decoded: faster, and nearly the same. It acts where both sides are at least
             2 * `DRAFT_MARGIN` times as long as asked for; the other formats ignore it.
-        lenient: keep what a cut JPEG, PNG, GIF or BMP still shows, grey or black behind the cut, instead of refusing it.
+        lenient: keep what a cut JPEG, PNG, GIF or BMP still shows (grey or black behind the cut) instead of refusing.
         decoder: another JPEG library, such as `simplejpeg`. Pillow keeps CMYK, lenient decoding and the other formats.
 
     Returns:
@@ -193,7 +194,10 @@ def decode(
 
     Raises:
         DataError: no bytes, not an image, damaged, or too large.
+        ValueError: a wanted side under 1.
     """
+    if size is not None and min(size) < 1:
+        raise ValueError(f"size is {size}: both sides must be at least 1")
     plugin = _plugin(data)
     header = parse_header(data)
     if header is not None:
@@ -213,7 +217,7 @@ def decode(
                 im.draft(None, (header.width // shrink, header.height // shrink))
             _load(im, lenient)
             flat = _flatten(im, data)
-        return _finish(flat, header, shrink, size)
+    return _finish(flat, header, shrink, size)
 
 
 def simplejpeg(data: bytes, shrink: int) -> np.ndarray:
@@ -327,7 +331,8 @@ def _scale(im: ImageFile) -> Image.Image:
 def _finish(flat: Image.Image, header: Header, shrink: int, size: tuple[int, int] | None) -> np.ndarray:
     """Turns an image in mode "L" or "RGB" upright, resizes it to (height, width), and sorts it by channel."""
     if flat.size != (-(-header.width // shrink), -(-header.height // shrink)):
-        raise ValueError(f"the header promises {header.width} x {header.height}, shrunk by {shrink}: found {flat.size}")
+        found = f"the header promises {header.width} x {header.height}, the pixels (shrunk by {shrink}) are {flat.size}"
+        raise DataError(Reason.DAMAGED_IMAGE, found)
     if size is not None and shrink > 1:
         # Where a side is no multiple of `shrink`, its last pixel is a part of one. The box says so; without it all
         # pixels lie off by up to a half, and line drawings fall from 45 dB to 38.

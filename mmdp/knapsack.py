@@ -71,7 +71,7 @@ def pack(
     all_tokens, all_images = _as_sizes(tokens, images)
     kept = np.flatnonzero(_fit_alone(all_tokens, all_images, budget))
     kept_tokens, kept_images = all_tokens[kept], all_images[kept]
-    if budget.images is None:  # without a limit, images cost nothing
+    if budget.images is None or budget.images >= kept_images.sum():  # images can't bind
         budget, kept_images = Budget(budget.tokens, images=0), np.zeros_like(kept_images)
     if strategy == "knapsack":
         sizes = zip(range(len(kept)), kept_tokens.tolist(), kept_images.tolist(), strict=True)
@@ -216,7 +216,7 @@ def _longest_first(tokens: np.ndarray) -> list[int]:
 
 def _as_sizes(tokens: ArrayLike, images: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
     """Checked (N,) int64 tokens and images; views or copies that nobody here writes to."""
-    checked = []
+    checked: list[np.ndarray] = []
     for name, values in (("tokens", tokens), ("images", images)):
         array = np.zeros(len(checked[0]), np.int64) if values is None else np.asarray(values)
         if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):

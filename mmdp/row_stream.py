@@ -154,8 +154,8 @@ class RowStream:
             self.num_read += 1
 
     def _put(self, index: int, tokens: int, images: int) -> None:
-        if self._budget.images is None:
-            images = 0
+        # Python integers, since the bits of a NumPy integer end at 63.
+        tokens, images = int(tokens), 0 if self._budget.images is None else int(images)
         if not (0 <= tokens <= self._max_tokens and 0 <= images <= self._max_images):
             raise ValueError(
                 f"sample {index} has {tokens} tokens and {images} images, a row holds {self._budget.tokens} and "
@@ -191,26 +191,36 @@ class RowStream:
 
     def _best(self, gap: int, room: int, tokens: int, images: int, mean_tokens: int) -> tuple[int, int] | None:
         """The best (tokens, images) for a row with `gap` tokens and `room` images left; None where nothing fits."""
-        in_gap = (2 << gap) - 1  # the bits of lengths 0..gap
         # Shares are brought to one denominator: max_tokens**3 * max_images**3.
         token_weight = tokens * gap * max(1, self._max_images) ** 3
         image_weight = images * room * self._max_tokens**3
-        best, best_score = None, 0
-        for count in range(min(room + 1, len(self._lengths))):
-            fitting = self._lengths[count] & in_gap
-            if not fitting:
-                continue
-            expected = (self._max_images - room + count) * tokens // max(1, images)  # tokens, at so many images
-            limit = gap - max(0, mean_tokens - expected)
-            allowed = fitting & ((2 << limit) - 1) if limit >= 0 else 0
+        used, per_image = self._max_images - room, max(1, images)
+        best, best_score = None, -1
+        most = min(room + 1, len(self._lengths)) - 1
+        for count in range(most, -1, -1):
+            reserve = mean_tokens - (used + count) * tokens // per_image
+            limit = gap - reserve if reserve > 0 else gap
+            if limit < 0:
+                break  # with fewer images, the limit is lower still
+            allowed = self._lengths[count]
+            if allowed.bit_length() > limit + 1:
+                allowed &= (2 << limit) - 1  # the bits of lengths 0..limit
             if allowed:
                 length = allowed.bit_length() - 1
                 score = token_weight * length + image_weight * count
-            else:  # none keeps the reserve: below any that does, and the less over it the better
+                if score > best_score:
+                    best, best_score = (length, count), score
+        if best:
+            return best
+        # None keeps the reserve: the one that exceeds its limit least.
+        least = 0
+        for count in range(most, -1, -1):
+            fitting = self._lengths[count] & ((2 << gap) - 1)
+            if fitting:
                 length = (fitting & -fitting).bit_length() - 1
-                score = limit - length
-            if best is None or score > best_score:
-                best, best_score = (length, count), score
+                over = length - gap + max(0, mean_tokens - (used + count) * tokens // per_image)
+                if best is None or over < least:
+                    best, least = (length, count), over
         return best
 
     def _closing(self, gap: int, room: int, wanted: int, spare: int) -> list[tuple[int, int]]:
@@ -218,9 +228,10 @@ class RowStream:
 
         Together they have as nearly `wanted` images as can be, at most `spare` more or fewer, and never above `room`.
         """
-        for off in range(spare + 1):
+        most = min(room, 2 * (len(self._lengths) - 1))
+        for off in range(min(spare, max(wanted, most - wanted)) + 1):
             for count in (wanted + off, wanted - off)[: 1 + (off > 0)]:
-                if 0 <= count <= room and (sizes := self._exactly(gap, count)):
+                if 0 <= count <= most and (sizes := self._exactly(gap, count)):
                     return sizes
         return []
 

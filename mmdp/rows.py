@@ -23,8 +23,8 @@ Roles: `texts` has its two; `messages` takes `system`, `user`, `assistant`; `con
 
 Marks: `<image>` is a mark in `conversations`, and in `messages` where the content is a string, the row has images and
 no part is an image. Anywhere else it is text. The newline that joins a mark to its text belongs to the mark: the one
-after it, or, for marks that end the value, the one before them. So `<image>\nWhy?`, `Why?\n<image>` and a part of type
-`image` beside `Why?` give the same text, and the chat template decides what stands between.
+after it, and the one before marks that end the value. So `<image>\nWhy?`, `Why?\n<image>` and a part of type `image`
+beside `Why?` give the same text, and the chat template decides what stands between.
 
 A part of type `image` stands for the row's next image, or for the one its `index` names, or carries one of its own in
 `image`, `path` or `url` (`image_url` for that type), where the row has none.

@@ -33,6 +33,9 @@ from mmdp.records import DataError, ImageRef, Reason, shorten
 MAX_FILE_BYTES = 512 * 2**20
 """Bytes; a larger file is refused unread. Fifty million pixels of four 16-bit channels, uncompressed, are 400 MB."""
 
+_MAX_NAME = 4096
+"""Characters; PATH_MAX of Linux."""
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # RFC 3986, section 3.1; also a Windows drive
 _REMOTE_ROOT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -94,9 +97,7 @@ def read(ref: ImageRef, limit: int | None = None) -> bytes:
         raise _unsafe(ref.name, "turned into a link while it was opened", "leave the data folder alone") from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise DataError(
-                Reason.MISSING_IMAGE, f"no file system takes a name as long as {shorten(ref.name)}: correct the name"
-            ) from None
+            raise _too_long(ref.name) from None
         remedy = ": make it readable for this user" if isinstance(error, PermissionError) else ""
         raise OSError(error.errno, f"{error.strerror}{remedy}", str(Path(ref.root, ref.name))) from None
     with open(file, "rb") as stream:  # noqa: PTH123 -- a descriptor, not a path
@@ -113,10 +114,17 @@ def _unsafe(name: str, found: str, remedy: str) -> DataError:
     return DataError(Reason.UNSAFE_PATH, f"{shorten(name)} {found}: {remedy}")
 
 
+def _too_long(name: str) -> DataError:
+    found = f"{shorten(name)} is a name of {len(name):,} characters, and no file can have it"
+    return DataError(Reason.MISSING_IMAGE, f"{found}: correct the name")
+
+
 def _check_name(name: str) -> list[str]:
     """The folders and the file of a name that keeps the rules, from the root down."""
     if not name:
         raise DataError(Reason.WRONG_FORM, "the name of the image is empty: name a file, or leave the image out")
+    if len(name) > _MAX_NAME:
+        raise _too_long(name)
     if "\0" in name:
         raise _unsafe(name, "has a NUL character", "name a file of the data folder")
     if match := _SCHEME.match(name):

@@ -9,43 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from small import MARKS, tokenizer
+from tokenizers import AddedToken
 
 from mmdp.chat import Chat, load_tokenizer
 from mmdp.records import IGNORE, DataError, Reason, Turn
 from mmdp.template import CHATML
-
-WORDS = [
-    "what is shown here\n\nChoices:\nA. fox\nB. owl",
-    "Answer: B",
-    "system user assistant User Assistant model 0 1 2",
-]
-MARKS = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "<image>",
-    "<s>",
-    "</s>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<end_of_utterance>",
-]
-
-
-def tokenizer(template: str | None, marks: list[str | AddedToken] = MARKS) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with every mark of the templates below; pad equals the end mark."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    core.train_from_iterator(
-        WORDS * 20, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    )
-    core.add_special_tokens(marks)
-    loaded = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|im_end|>")
-    loaded.chat_template = template
-    return loaded
 
 
 def qa(*texts: str) -> list[Turn]:

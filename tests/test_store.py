@@ -1,12 +1,15 @@
 """Laws of `mmdp.store`: bytes from inside the data folder, by rule and not by luck."""
 
+import contextlib
 import json
 import os
 import pickle
 import socket
 import threading
+from pathlib import Path
 
 import pytest
+
 from mmdp import store
 from mmdp.records import DataError, ImageRef, Reason
 from mmdp.rows import parse_row
@@ -221,12 +224,8 @@ def test_only_regular_files_are_opened(folder):
     """A pipe, a socket and a device are refused at once; nothing is taken out of them."""
     os.mkfifo(folder / "pipe.png")
     with socket.socket(socket.AF_UNIX) as server:
-        here = os.getcwd()
-        os.chdir(folder)  # a socket's address is short
-        try:
+        with contextlib.chdir(folder):  # a socket's address is short
             server.bind("socket.png")
-        finally:
-            os.chdir(here)
         for name in ("pipe.png", "socket.png"):
             error = within(5, lambda name=name: refusal(folder, name))
             assert error.reason == Reason.UNSAFE_PATH
@@ -311,7 +310,7 @@ def test_object_stores_are_a_door_not_yet_open(root):
 
 def test_a_file_over_the_limit_is_refused_unread(folder):
     """A file larger than the cap is refused by its size, even where only its start is asked for."""
-    with open(folder / "huge.png", "wb") as file:
+    with (folder / "huge.png").open("wb") as file:
         file.truncate(store.MAX_FILE_BYTES + 1)  # a hole: no disk is used
     assert refusal(folder, "huge.png").reason == Reason.IMAGE_TOO_LARGE
     with pytest.raises(DataError, match="image_too_large"):
@@ -323,17 +322,17 @@ def test_no_descriptor_stays_open(folder):
     os.mkfifo(folder / "pipe.png")
     (folder / "link.png").symlink_to("in.png")
     (folder / "out.png").symlink_to("../secret.png")
-    before = sorted(os.listdir("/dev/fd"))
+    before = len(list(Path("/dev/fd").iterdir()))
     for name in ("in.png", "sub/in.png", "link.png"):
         read(folder, name)
     for name in ("pipe.png", "out.png", "sub", "nosuch/x.png", "in.png/x.png", "sub/nosuch.png"):
         refusal(folder, name)
-    assert before == sorted(os.listdir("/dev/fd"))
+    assert before == len(list(Path("/dev/fd").iterdir()))
 
 
 def test_messages_are_short_and_printable(folder):
     """A name of control characters or of a megabyte can't flood or steer a terminal."""
-    for name in ("\x1b[2J\r\n\u202e.png", "a" * 2**20, "http://" + "a" * 2**20):
+    for name in ("sub/../" * 10**6 + "x", "\x1b[2J\r\n\u202e.png", "a" * 2**20, "http://" + "a" * 2**20):
         refusal(folder, name)  # checks the message
 
 
@@ -348,7 +347,7 @@ def test_handed_paths(case_script, tmp_path):
     case_script("make_paths").main(str(tmp_path))
     expected = json.loads((tmp_path / "expected.json").read_text())
     secret = (tmp_path / "outside" / "secret.png").read_bytes()
-    verdicts = []
+    verdicts, reasons = [], set()
     for number, line in enumerate((tmp_path / "data" / "rows.jsonl").read_text().splitlines()):
         sample = parse_row(json.loads(line), root=str(tmp_path / "data"), source="rows.jsonl", number=number)
         (image,) = sample.images
@@ -356,9 +355,10 @@ def test_handed_paths(case_script, tmp_path):
             data = within(5, lambda image=image: store.read(image))
         except DataError as error:
             verdicts.append("reject")
-            assert error.reason in (Reason.UNSAFE_PATH, Reason.MISSING_IMAGE)
+            reasons.add(error.reason)
         else:
             verdicts.append("keep")
             assert data != secret
     assert [entry["verdict"] for entry in expected] == verdicts
     assert {"keep", "reject"} == set(verdicts)
+    assert {Reason.UNSAFE_PATH, Reason.MISSING_IMAGE} == reasons

@@ -61,9 +61,10 @@ EXTREMES = [
 ]
 RUN = [
     *EXTREMES,
-    *[(640, 480), (480, 640), (512, 512), (1000, 333), (37, 53), (385, 384), (1153, 700), (28, 2800), (730, 1093)],
-    *[(2500, 1800), (1600, 20)],
+    *[(3, 3), (640, 480), (480, 640), (512, 512), (1000, 333), (37, 53), (385, 384), (1153, 700), (28, 2800)],
+    *[(730, 1093), (2500, 1800), (1600, 20)],
 ]
+QUICK = {"do_rescale": False, "do_normalize": False}  # the values of the pixels are not compared, so they stay uint8
 
 
 def random_sizes(count: int) -> list[tuple[int, int]]:
@@ -81,6 +82,15 @@ SIZES = [
     *[(cell * k // 2 + step, 500) for cell in (28, 32) for k in (1, 3, 5, 35) for step in (-1, 0, 1)],
     *random_sizes(140),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """On busy cores torch's threads wait for each other: four times slower on these small images."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make_tokenizer(family, *, fuses_newlines: bool, extra: dict[str, str] | None = None) -> PreTrainedTokenizerFast:
@@ -118,7 +128,7 @@ class Watch:
 
 def watched(name: str, **kwargs):
     """An image processor of transformers that also remembers the sizes between its steps."""
-    return type(name, (Watch, getattr(transformers, name)), {})(**kwargs)
+    return type(name, (Watch, getattr(transformers, name)), {})(**QUICK, **kwargs)
 
 
 def make_processor(spec: str, *, fuses_newlines: bool = True):
@@ -130,7 +140,7 @@ def make_processor(spec: str, *, fuses_newlines: bool = True):
     if name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         size = {"shortest_edge": 65536, "longest_edge": 16777216} if name == "qwen3_vl" else {}
         image_processor = transformers.Qwen2VLImageProcessor(
-            patch_size=16 if name == "qwen3_vl" else 14, size=size or None, **options
+            patch_size=16 if name == "qwen3_vl" else 14, size=size or None, **QUICK, **options
         )
         tokenizer = make_tokenizer(family, fuses_newlines=fuses_newlines)
         kind = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[name]
@@ -171,7 +181,7 @@ def make_processor(spec: str, *, fuses_newlines: bool = True):
             **aspect,
         )
     assert name == "gemma3"
-    image_processor = transformers.Gemma3ImageProcessor(size={"height": 896, "width": 896})
+    image_processor = transformers.Gemma3ImageProcessor(size={"height": 896, "width": 896}, **QUICK)
     names = dict(zip(("boi_token", "image_token", "eoi_token"), family.marks, strict=True))
     tokenizer = make_tokenizer(family, fuses_newlines=fuses_newlines, extra=names)
     return transformers.Gemma3Processor(image_processor, tokenizer)
@@ -247,8 +257,9 @@ def test_a_run_of_the_released_processor_gives_the_predicted_text_tokens_and_pix
     """Text and count of the whole prompt, shapes of the pixels, and the sizes between the processor's steps."""
     family, processor = vision_family(spec), make_processor(spec)
     tokenizer, watch = processor.tokenizer, processor.image_processor
+    sizes = RUN if spec in CASES else [(1, 300), (6000, 2), (500, 360)]
     ran = 0
-    for width, height in RUN if spec in CASES else [*EXTREMES, (500, 360)]:
+    for width, height in sizes:
         layout = layout_or_refusal(family, width, height)
         prompt, image = f"Look:{family.placeholder}what?", Image.new("RGB", (width, height), (90, 9, 200))
         try:
@@ -277,7 +288,8 @@ def test_a_run_of_the_released_processor_gives_the_predicted_text_tokens_and_pix
             assert pixels.shape == (1, layout.vision, 3, family.tile, family.tile)
             if family.split:
                 assert watch.resized == (layout.height, layout.width)
-    assert ran >= 12
+    assert ran >= len(sizes) - 8
+    assert ran == len(sizes) or family.name.startswith("qwen")
 
 
 @pytest.mark.parametrize("spec", CASES)

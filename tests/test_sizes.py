@@ -1,0 +1,259 @@
+"""Laws of `sizes.py` and `token_cache.py`: measured once, counted whole, resumed exactly."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from small import tokenizer, write_data
+
+import mmdp
+from mmdp.records import Budget, DataError, Reason
+from mmdp.sizes import measure
+
+
+@pytest.fixture
+def encoder():
+    return mmdp.Encoder(tokenizer(), "fixed:4")
+
+
+def test_sizes_are_those_of_the_encoded_samples(tmp_path, encoder):
+    """Law 4: token for token and image for image, and the cache gives back ids, labels and layouts."""
+    source = mmdp.open_source(write_data(tmp_path))
+    sizes = measure(source, encoder, cache=tmp_path)
+    for index in range(len(source)):
+        wanted, got = encoder.encode(source[index]), sizes.encoded(index)
+        assert (len(wanted.ids), len(wanted.layouts)) == (sizes.tokens[index], sizes.images[index])
+        assert (wanted.size.label_tokens, wanted.size.vision) == (sizes.label_tokens[index], sizes.vision[index])
+        assert np.array_equal(wanted.ids, got.ids)
+        assert np.array_equal(wanted.labels, got.labels)
+        assert wanted.layouts == got.layouts
+        assert not got.ids.flags.writeable
+    assert [1, 0, 2, 1] * 3 == sizes.images.tolist()
+
+
+def test_measuring_decodes_no_pixel_and_happens_once(tmp_path, encoder, monkeypatch):
+    """Plan first, pixels last: images cut behind their header measure alike, and a second call encodes nothing."""
+    path = write_data(tmp_path)
+    for image in tmp_path.glob("*.png"):
+        image.write_bytes(image.read_bytes()[:60])
+    source = mmdp.open_source(path)
+    first = measure(source, encoder, cache=tmp_path)
+    assert {} == first.skipped
+    monkeypatch.setattr(type(encoder), "encode", lambda *_: pytest.fail("encoded again"))
+    again = measure(source, encoder, cache=tmp_path)
+    assert first.tokens.tolist() == again.tokens.tolist()
+    assert first.fingerprint == again.fingerprint
+
+
+def test_kept_and_refused_are_all_that_was_read(tmp_path, encoder):
+    """Every row is kept or counted under a reason, and its message names file, line, id and field."""
+    path = write_data(tmp_path)
+    (tmp_path / "0-0.png").write_bytes(b"")
+    (tmp_path / "3-0.png").write_bytes(b"<html>404</html>")
+    path.write_text(path.read_text() + '{"texts": []}\n{broken\n')
+    source = mmdp.open_source(path)
+    sizes = measure(source, encoder, cache=tmp_path)
+    assert 14 == len(source) == len(sizes.kept()) + len(sizes.skipped)
+    assert {0: Reason.EMPTY_IMAGE, 3: Reason.NOT_AN_IMAGE, 13: Reason.INVALID_JSON} == {
+        index: reason for index, reason in sizes.skipped.items() if index != 12
+    }
+    assert Counter(sizes.counts()) == Counter(map(str, sizes.skipped.values()))
+    messages = sizes.messages()
+    assert sizes.skipped.keys() == messages.keys()
+    assert "rows.jsonl:1 (id 's0'), field images[0] = '0-0.png'" in messages[0]
+    assert "rows.jsonl:14" in messages[13]
+    with pytest.raises(DataError, match=r"rows\.jsonl:1 "):
+        measure(source, encoder, cache=tmp_path, strict=True)
+    with pytest.raises(DataError):
+        sizes.encoded(0)
+
+
+def test_strict_raises_the_first_bad_sample_of_a_fresh_run(tmp_path, encoder):
+    """In strict mode a bad row ends the run, with its own message."""
+    path = write_data(tmp_path, (0,), repeat=1)
+    path.write_text(path.read_text() + "{broken\n")
+    with pytest.raises(DataError, match=r"rows\.jsonl:2"):
+        measure(mmdp.open_source(path), encoder, cache=tmp_path, strict=True)
+
+
+def test_an_image_that_came_later_is_found(tmp_path, encoder):
+    """A refusal for an image is looked at again; other refusals are not."""
+    path = write_data(tmp_path)
+    image = (tmp_path / "0-0.png").read_bytes()
+    (tmp_path / "0-0.png").unlink()
+    source = mmdp.open_source(path)
+    assert {0: Reason.MISSING_IMAGE} == measure(source, encoder, cache=tmp_path).skipped
+    (tmp_path / "0-0.png").write_bytes(b"x")
+    assert {0: Reason.NOT_AN_IMAGE} == measure(source, encoder, cache=tmp_path).skipped
+    (tmp_path / "0-0.png").write_bytes(image)
+    sizes = measure(source, encoder, cache=tmp_path)
+    assert {} == sizes.skipped
+    assert {} == sizes.messages()
+    assert 12 == len(sizes.kept())
+    assert len(encoder.encode(source[0]).ids) == len(sizes.encoded(0).ids)
+
+
+def test_a_transient_error_is_no_reason_to_skip(tmp_path, encoder, monkeypatch):
+    """An OSError stops the run; what was measured stays, and the next run goes on."""
+    path = write_data(tmp_path, (0,), repeat=200)
+    source = mmdp.open_source(path)
+    real, calls = type(encoder).encode, []
+
+    def failing(self, sample):
+        calls.append(sample.id)
+        if len(calls) == 100:
+            raise OSError("the disk went away")
+        return real(self, sample)
+
+    monkeypatch.setattr(type(encoder), "encode", failing)
+    with pytest.raises(OSError, match="went away"):
+        measure(source, encoder, cache=tmp_path)
+    sizes = measure(source, encoder, cache=tmp_path)
+    assert {} == sizes.skipped
+    assert 200 == len(set(calls))
+    assert len(calls) < 200 + 100
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path):
+    """kill -9 in the middle: the next run measures the rest only, and its sizes are those of an undisturbed run."""
+    path = write_data(tmp_path / "data", (1, 0), repeat=600)
+    tokenizer().save_pretrained(tmp_path / "tokenizer")
+    script = (
+        "import sys, mmdp\nfrom pathlib import Path\n"
+        "source = mmdp.open_source(sys.argv[1]); encoder = mmdp.Encoder(sys.argv[2], 'fixed:4')\n"
+        "print('ready', flush=True); mmdp.measure(source, encoder, cache=Path(sys.argv[3]))\n"
+    )
+    arguments = [sys.executable, "-c", script, str(path), str(tmp_path / "tokenizer"), str(tmp_path / "killed")]
+    child = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    assert "ready\n" == child.stdout.readline()
+    records = lambda: list((tmp_path / "killed").glob("tokens/*/records.bin"))  # noqa: E731
+    deadline = time.monotonic() + 60
+    while not (records() and records()[0].stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    child.wait(10)
+    child.stdout.close()
+    itemsize = 48
+    assert 0 < records()[0].stat().st_size < 1200 * itemsize
+    with records()[0].open("ab") as file:
+        file.write(b"half a record")  # as if killed while writing
+    source = mmdp.open_source(path)
+    encoder = mmdp.Encoder(str(tmp_path / "tokenizer"), "fixed:4")
+    resumed = measure(source, encoder, cache=tmp_path / "killed")
+    fresh = measure(source, encoder, cache=tmp_path / "fresh")
+    for index in range(1200):
+        assert np.array_equal(fresh.encoded(index).ids, resumed.encoded(index).ids)
+        assert fresh.encoded(index).layouts == resumed.encoded(index).layouts
+    assert fresh.fingerprint == resumed.fingerprint
+    assert 1200 * itemsize == records()[0].stat().st_size
+
+
+def test_records_whose_data_is_lost_are_measured_again(tmp_path, encoder):
+    """A machine that lost power may keep a record and lose its tokens: such a record does not count."""
+    source = mmdp.open_source(write_data(tmp_path))
+    first = measure(source, encoder, cache=tmp_path)
+    wanted = [first.encoded(index).ids.tolist() for index in range(12)]
+    ids = next(tmp_path.glob("tokens/*/ids.i32"))
+    os.truncate(ids, ids.stat().st_size - 10)
+    sizes = measure(source, encoder, cache=tmp_path)
+    assert wanted == [sizes.encoded(index).ids.tolist() for index in range(12)]
+
+
+def test_other_settings_have_other_caches(tmp_path, encoder):
+    """The fingerprint holds source and encoder: nothing stale is ever read."""
+    path = write_data(tmp_path)
+    first = measure(mmdp.open_source(path), encoder, cache=tmp_path)
+    other = measure(mmdp.open_source(path), mmdp.Encoder(tokenizer(), "fixed:5"), cache=tmp_path)
+    assert first.fingerprint != other.fingerprint
+    assert (first.tokens + first.images).tolist() == other.tokens.tolist()
+    path.write_text(path.read_text().replace("fox", "owl fox"))
+    changed = measure(mmdp.open_source(path), encoder, cache=tmp_path)
+    assert first.fingerprint != changed.fingerprint
+    assert (changed.tokens > first.tokens).all()
+
+
+def test_a_budget_that_many_samples_miss_is_said_with_a_better_one(tmp_path, encoder):
+    """More than 5 % over: a warning with a budget that holds 99 %; at most 5 %: none."""
+    source = mmdp.open_source(write_data(tmp_path))
+    sizes = measure(source, encoder, cache=tmp_path)
+    tight = Budget(tokens=int(np.median(sizes.tokens)), images=1)
+    with pytest.warns(UserWarning, match=r"fit no row .* --max-images") as caught:
+        measure(source, encoder, budget=tight, cache=tmp_path)
+    better = sizes.suggest()
+    assert f"--max-tokens {better.tokens} --max-images {better.images}" in str(caught[0].message)
+    assert {} == sizes.refused(better)
+    over = set(np.flatnonzero((sizes.tokens > tight.tokens) | (sizes.images > 1)).tolist())
+    assert over == set(sizes.refused(tight))
+    assert 12 == len(sizes.kept(tight)) + len(over)
+    measure(source, encoder, budget=better, cache=tmp_path)
+
+
+def test_no_usable_sample_is_an_error(tmp_path, encoder):
+    """PACK-05: an epoch that yields nothing is an error, with the counts and the first message."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{broken\n" * 3)
+    with pytest.raises(ValueError, match=r"none of the 3 samples.*invalid_json.*rows\.jsonl:1"):
+        measure(mmdp.open_source(path), encoder, cache=tmp_path)
+
+
+def test_sizes_travel_to_workers(tmp_path, encoder):
+    """A pickle holds no tokens: a worker maps the files anew."""
+    sizes = measure(mmdp.open_source(write_data(tmp_path)), encoder, cache=tmp_path)
+    other = pickle.loads(pickle.dumps(sizes))
+    assert sizes.encoded(2).ids.tolist() == other.encoded(2).ids.tolist()
+
+
+def test_the_first_samples_only(tmp_path, encoder):
+    """`samples` measures the first so many, and more of them later."""
+    source = mmdp.open_source(write_data(tmp_path))
+    few = measure(source, encoder, samples=5, cache=tmp_path)
+    more = measure(source, encoder, samples=100, cache=tmp_path)
+    assert (5, 12) == (len(few), len(more))
+    assert few.tokens.tolist() == more.tokens[:5].tolist()
+
+
+def test_two_processes_measure_at_once(tmp_path):
+    """The second waits for the first, and both have the whole."""
+    path = write_data(tmp_path / "data", (0,), repeat=500)
+    tokenizer().save_pretrained(tmp_path / "tokenizer")
+    script = (
+        "import sys, mmdp\nfrom pathlib import Path\n"
+        "sizes = mmdp.measure(mmdp.open_source(sys.argv[1]), mmdp.Encoder(sys.argv[2], 'fixed:4'),"
+        " cache=Path(sys.argv[3]))\nprint(len(sizes.kept()), int(sizes.tokens.sum()))\n"
+    )
+    arguments = [sys.executable, "-c", script, str(path), str(tmp_path / "tokenizer"), str(tmp_path / "cache")]
+    children = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    first, second = (child.communicate(timeout=120)[0] for child in children)
+    assert first == second
+    assert "500 " == first[:4]
+
+
+def test_the_command_measures_beforehand(tmp_path):
+    """`python -m mmdp.measure DATA` fills the cache and says what it found; the function stays callable."""
+    path = write_data(tmp_path / "data")
+    tokenizer().save_pretrained(tmp_path / "tokenizer")
+    environment = {**os.environ, "MMDP_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "mmdp.measure", str(path)]
+    command += ["--tokenizer", str(tmp_path / "tokenizer"), "--vision", "fixed:4", "--max-tokens", "64"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "12 samples of rows.jsonl: 12 can be used" in done.stdout
+    assert list((tmp_path / "cache").glob("tokens/*/records.bin"))
+    check = "import mmdp.measure; assert callable(mmdp.measure); import mmdp; mmdp.measure"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_real_rows(shared, tmp_path):
+    """565 real rows with the real SmolLM2 tokenizer: all are kept, with the images the rows have."""
+    source = mmdp.open_source(shared / "data" / "real-vqa" / "train.jsonl")
+    sizes = measure(source, mmdp.Encoder(str(shared / "tokenizers" / "smollm2")), cache=tmp_path)
+    rows = [json.loads(line) for line in (shared / "data" / "real-vqa" / "train.jsonl").read_bytes().splitlines()]
+    assert {} == sizes.skipped
+    assert [len(row["images"]) for row in rows] == sizes.images.tolist()
+    assert 720 == sizes.images.sum()  # 698 files, some used by several rows
