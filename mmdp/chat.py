@@ -33,6 +33,9 @@ from mmdp.template import CHATML, PROBE, ImageSlot, Marks, Piece, Slot, Template
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+_SHORT = 24
+"""Characters; headers and answers of a word or two come again and again, so their ids are kept."""
+
 
 def load_tokenizer(name: str, *, cache: Path | None = None) -> PreTrainedTokenizerFast:
     """The tokenizer `demo`, of a local folder, or of that name on the Hub.
@@ -115,6 +118,7 @@ class Chat:
         self._plain = _plain_tokenizer(tokenizer, inside=False)
         self._inside = _plain_tokenizer(tokenizer, inside=True)
         self._image_pieces = lru_cache(maxsize=512)(self.template.split)
+        self._encode_short = lru_cache(maxsize=1 << 16)(self._encode)
         self.rule = self._choose_rule()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -198,7 +202,8 @@ class Chat:
         def flush() -> None:
             nonlocal text
             if text:
-                tokens = self._encode(text, self._inside if after_text else self._plain)
+                encode = self._encode_short if len(text) <= _SHORT else self._encode
+                tokens = encode(text, inside=after_text)
                 ids.extend(tokens)
                 labels.extend(tokens if learnt else [IGNORE] * len(tokens))
                 text = ""
@@ -218,7 +223,8 @@ class Chat:
         flush()
         return ids, labels
 
-    def _encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
+    def _encode(self, text: str, *, inside: bool) -> list[int]:
+        tokenizer = self._inside if inside else self._plain
         try:
             tokens: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         except (UnicodeError, TypeError) as error:

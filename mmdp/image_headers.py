@@ -83,10 +83,10 @@ def _jpeg(data: bytes) -> Header | None:
     at = 2
     for _ in range(_MAX_PARTS):
         marker = _JPEG_MARKER.search(data, at)
+        if (marker.start() if marker else len(data)) - at > _MAX_STRAY_BYTES:
+            break
         if marker is None:
             return None
-        if marker.start() - at > _MAX_STRAY_BYTES:
-            break
         at = marker.end()
         kind = data[at - 1]
         if kind == 0xDA:  # start of scan: pixels from here on
@@ -151,6 +151,8 @@ def _webp(data: bytes) -> Header | None:
     found = {b"EXIF": b"", b"XMP ": b""}
     end, at = 8 + _U32LE.unpack_from(data, 4)[0], 12
     for _ in range(_MAX_PARTS):
+        if missing and at > end + 1:
+            return None  # a chunk that reaches over the end of the file; one byte is padding
         if not missing or at + 8 > end:
             return _decide(width, height, found[b"EXIF"], found[b"XMP "])
         name, length = _RIFF_CHUNK.unpack_from(data, at)

@@ -6,8 +6,8 @@ library. A refusal is a `DataError` without a place: the caller adds it with `.a
 Leaves out: where bytes come from (`sources`), how many tokens an image costs and which size it should have (`vision`).
 
 The size measured is the size decoded, since both come from one header (`image_headers`). Upright means what Pillow's
-`exif_transpose` makes of a file, but for two cases: what a PNG says behind its pixels is not heard, because no prefix of
-the file shows it; and EXIF that can't be read leaves the image as it is stored, where Pillow raises.
+`exif_transpose` makes of a file, but for two cases: what a PNG says behind its pixels is not heard, because no prefix
+of the file shows it; and EXIF that can't be read leaves the image as it is stored, where Pillow raises.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ _PLUGINS: tuple[tuple[re.Pattern[bytes], type[ImageFile]], ...] = tuple(
     )
 )
 
-# What Pillow raises for damaged bytes, found by cutting files and flipping bits in every format. `Warning` is for those
-# who turn warnings into errors.
+# What Pillow raises for damaged bytes: the first four by cutting files and flipping bits in every format, the others by
+# reading its source. A MemoryError is not among them: it tells of the machine. A Warning is, for whoever makes warnings
+# errors.
 _FAULTS = (
     OSError,
     SyntaxError,
     ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    EOFError,
-    OverflowError,
     RuntimeError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    EOFError,
     struct.error,
     zlib.error,
     Warning,

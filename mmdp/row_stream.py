@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Self
 
 from mmdp.records import Budget
@@ -63,14 +64,18 @@ class RowStream:
         self._buffer = buffer
         self.num_read = 0
         self.num_rows = 0
-        # Every sample that waits, oldest first, as [index, tokens, images]; tokens turn to -1 when a row takes it.
-        self._arrivals: deque[list[int]] = deque()
+        # Every sample that waits, oldest first, as [index, tokens, images, next of this size or None]; tokens turn to
+        # -1 when a row takes it.
+        self._arrivals: deque[list[Any]] = deque()
         self._num_waiting = self._sum_tokens = self._sum_images = 0
-        # The same samples by images, then tokens.
-        self._queues: list[dict[int, deque[list[int]]]] = []
-        # By images: a sample of t tokens waits where bit t of `_lengths` is set, and bit max_tokens - t of `_mirrored`.
+        # By images, then tokens: the first and the last sample that waits. The last may be gone if there is no first.
+        self._first: list[dict[int, list[Any]]] = []
+        self._last: list[dict[int, list[Any]]] = []
+        # By images: a sample of t tokens waits where bit t of `_lengths` is set. Bit `_reach - t` of `_mirrored` says
+        # the same, for lengths up to `_reach`, the longest gap that two samples were asked to close so far.
         self._lengths: list[int] = []
         self._mirrored: list[int] = []
+        self._reach = 0
 
     def __iter__(self) -> Self:
         return self
@@ -85,9 +90,11 @@ class RowStream:
         # An average row of this buffer: its images, and the tokens that come with as many images.
         mean_images = min(self._max_images, (images * self._max_tokens + tokens // 2) // tokens)
         mean_tokens = min(self._max_tokens, self._max_images * tokens // images) if images else 0
-        closing = CLOSING * tokens // self._num_waiting
+        closing = min(self._max_tokens, CLOSING * tokens // self._num_waiting)
+        if closing > self._reach:
+            self._reach_to(min(self._max_tokens, 2 * closing))
 
-        _, length, count = self._arrivals[0]
+        _, length, count, _ = self._arrivals[0]
         row = [self._take(length, count)]
         gap, room = self._max_tokens - length, self._max_images - count
         while gap:
@@ -116,13 +123,13 @@ class RowStream:
 
         `waiting` is "index:tokens:images" of each sample that waits, oldest first, in hexadecimal.
         """
-        waiting = (entry for entry in self._arrivals if entry[1] >= 0)
+        waiting = (sample for sample in self._arrivals if sample[1] >= 0)
         return {
             "budget": [self._budget.tokens, self._budget.images],
             "buffer": self._buffer,
             "num_read": self.num_read,
             "num_rows": self.num_rows,
-            "waiting": " ".join(f"{index:x}:{tokens:x}:{images:x}" for index, tokens, images in waiting),
+            "waiting": " ".join(f"{index:x}:{tokens:x}:{images:x}" for index, tokens, images, _ in waiting),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -146,10 +153,7 @@ class RowStream:
         self.num_rows = state["num_rows"]
 
     def _refill(self) -> None:
-        while self._num_waiting < self._buffer:
-            size = next(self._sizes, None)
-            if size is None:
-                return
+        for size in islice(self._sizes, self._buffer - self._num_waiting):
             self._put(*size)
             self.num_read += 1
 
@@ -161,33 +165,45 @@ class RowStream:
                 f"sample {index} has {tokens} tokens and {images} images, a row holds {self._budget.tokens} and "
                 f"{self._budget.images}: leave out what Budget.refusal names"
             )
-        while len(self._queues) <= images:
-            self._queues.append({})
+        while len(self._lengths) <= images:
+            self._first.append({})
+            self._last.append({})
             self._lengths.append(0)
             self._mirrored.append(0)
-        entry = [index, tokens, images]
-        self._arrivals.append(entry)
-        queue = self._queues[images].get(tokens)
-        if queue is None:
-            self._queues[images][tokens] = deque((entry,))
-            self._lengths[images] |= 1 << tokens
-            self._mirrored[images] |= 1 << (self._max_tokens - tokens)
+        sample = [index, tokens, images, None]
+        self._arrivals.append(sample)
+        first, last = self._first[images], self._last[images]
+        if tokens in first:
+            last[tokens][3] = sample
         else:
-            queue.append(entry)
+            first[tokens] = sample
+            self._lengths[images] ^= 1 << tokens
+            if tokens <= self._reach:
+                self._mirrored[images] ^= 1 << (self._reach - tokens)
+        last[tokens] = sample
         self._num_waiting += 1
         self._sum_tokens += tokens
         self._sum_images += images
 
     def _take(self, tokens: int, images: int) -> int:
         """Takes the oldest sample of this size out of the buffer; returns its index."""
-        queue = self._queues[images][tokens]
-        entry = queue.popleft()
-        if not queue:
-            del self._queues[images][tokens]
+        first = self._first[images]
+        sample = first[tokens]
+        if sample[3]:
+            first[tokens] = sample[3]
+        else:
+            del first[tokens]
             self._lengths[images] ^= 1 << tokens
-            self._mirrored[images] ^= 1 << (self._max_tokens - tokens)
-        entry[1] = -1
-        return entry[0]
+            if tokens <= self._reach:
+                self._mirrored[images] ^= 1 << (self._reach - tokens)
+        sample[1] = -1
+        index: int = sample[0]
+        return index
+
+    def _reach_to(self, gap: int) -> None:
+        """Makes `_mirrored` serve gaps up to this one."""
+        self._reach = gap
+        self._mirrored = [sum(1 << (gap - tokens) for tokens in first if tokens <= gap) for first in self._first]
 
     def _best(self, gap: int, room: int, tokens: int, images: int, mean_tokens: int) -> tuple[int, int] | None:
         """The best (tokens, images) for a row with `gap` tokens and `room` images left; None where nothing fits."""
@@ -244,8 +260,8 @@ class RowStream:
         longer, pair = gap + 1, []
         for own in range(max(0, count - most), min(count, most) + 1):
             # Bit t, before the last shift: t tokens wait with `own` images, gap - t tokens with the other images.
-            pairs = (self._lengths[own] & (self._mirrored[count - own] >> (self._max_tokens - gap))) >> half
-            if pairs & 1 and 2 * half == gap and 2 * own == count and len(self._queues[own][half]) == 1:
+            pairs = (self._lengths[own] & (self._mirrored[count - own] >> (self._reach - gap))) >> half
+            if pairs & 1 and 2 * half == gap and 2 * own == count and not self._first[own][half][3]:
                 pairs ^= 1  # the only sample of this size can't be paired with itself
             if pairs and (length := half + (pairs & -pairs).bit_length() - 1) < longer:
                 longer, pair = length, [(length, own), (gap - length, count - own)]

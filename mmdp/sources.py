@@ -136,6 +136,8 @@ class JsonLines:
     def __init__(self, path: Path, *, name: str, cache: Path, max_row_bytes: int) -> None:
         self.name = name
         self._path = path.absolute()
+        self._root = str(self._path.parent)
+        self._label = self._path.name
         self._max_row_bytes = max_row_bytes
         self._lines = Lines(self._path, cache)
         self._refuse_other_formats()
@@ -150,7 +152,7 @@ class JsonLines:
 
     def __getitem__(self, index: int) -> Sample:
         number = row_number(index, len(self))
-        source = f"{self._path.name}:{self._lines.line_number(number)}"
+        source = f"{self._label}:{self._lines.line_number(number)}"
         size = self._lines.size(number, enough=self._max_row_bytes)
         if size > self._max_row_bytes:
             raise DataError(
@@ -159,7 +161,7 @@ class JsonLines:
                 source=source,
             )
         row = _parse_json(self._lines.read(number), source)
-        return parse_row(row, root=str(self._path.parent), source=source, number=number)
+        return parse_row(row, root=self._root, source=source, number=number)
 
     def _refuse_other_formats(self) -> None:
         """Says what the file is where it has no lines of JSON; else every line would be refused, and none says why."""

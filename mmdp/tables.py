@@ -108,7 +108,7 @@ def open_parquet(path: Path, cache: Path, *, streaming: bool, strict: bool) -> T
     """Opens a Parquet file; images that are given by name are relative to its folder.
 
     Raises:
-        ValueError: it is damaged or empty, or no column is a row form.
+        ValueError: it is damaged or empty, or no column is that of a row form.
     """
     from datasets import load_dataset_builder
     from datasets.exceptions import DatasetGenerationError
@@ -116,17 +116,17 @@ def open_parquet(path: Path, cache: Path, *, streaming: bool, strict: bool) -> T
     path = path.absolute()
     place = {"name": path.name, "label": path.name, "root": str(path.parent)}
     try:
-        builder = load_dataset_builder(
-            "parquet", data_files=glob.escape(str(path)), cache_dir=str(_writable(cache / "parquet"))
-        )
-        if not streaming:
-            builder.download_and_prepare()
+        unpacked = str(_writable(cache / "parquet"))
+        builder = load_dataset_builder("parquet", data_files=glob.escape(str(path)), cache_dir=unpacked)
+        table = _train_split(builder, streaming=streaming)
     except (ValueError, DatasetGenerationError) as error:  # Arrow's own errors are ValueErrors
         cause = error.__cause__ or error
-        raise ValueError(f"{shorten(str(path), 300)} can't be read as Parquet: {cause}; is it whole?") from error
+        raise ValueError(
+            f"{shorten(str(path), 300)} can't be read as Parquet: {cause}; is it whole, has it rows?"
+        ) from error
+    table = _columns(table, path.name)
     if streaming:
-        return StreamSource(_columns(builder.as_streaming_dataset(split=_SPLIT), path.name), strict=strict, **place)
-    table = _columns(builder.as_dataset(split=_SPLIT), path.name)
+        return StreamSource(table, strict=strict, **place)
     return TableSource(table, fingerprint=digest_file(path, cache), **place)
 
 
@@ -134,26 +134,37 @@ def open_hub(uri: str, cache: Path, *, streaming: bool, strict: bool) -> TableSo
     """Opens `hf:NAME/CONFIG`: the train split of a configuration of a data set.
 
     Raises:
-        ValueError: no configuration is named, or none of that name exists; it is empty, or no column is a row form.
+        ValueError: no configuration is named, or none of that name exists; it is empty, or no column is that of a row
+            form.
     """
-    from datasets import load_dataset_builder
-
     label = uri.removeprefix("hf:")
     repository, _, name = label.rpartition("/")
     if not repository or not name:
         raise ValueError(f"{shorten(uri)} names no configuration: write hf:NAME/CONFIG, such as hf:NAME/default")
-    builder = load_dataset_builder(repository, name)
+    from datasets import load_dataset_builder
+
+    try:
+        builder = load_dataset_builder(repository, name)
+        table = _train_split(builder, streaming=streaming)
+    except ValueError as error:
+        raise ValueError(f"{shorten(uri, 300)} can't be read: {error}") from error
+    table = _columns(table, uri)
     folder = Path(repository).absolute()
     place = {"name": uri, "label": label, "root": str(folder) if folder.is_dir() else ""}
     if streaming:
-        return StreamSource(_columns(builder.as_streaming_dataset(split=_SPLIT), uri), strict=strict, **place)
-    builder.download_and_prepare()
+        return StreamSource(table, strict=strict, **place)
     # On the Hub, the builder's hash is that of the commit. A local folder's has a time in it, so there the files count.
     files = [str(file) for file in (builder.config.data_files or {}).get(_SPLIT, [])]
     content = [digest_file(Path(file), cache) for file in files if "://" not in file] or [label, builder.hash]
     fingerprint = blake2b("\n".join(content).encode(), digest_size=16).hexdigest()
-    table = _columns(builder.as_dataset(split=_SPLIT), uri)
     return TableSource(table, fingerprint=fingerprint, **place)
+
+
+def _train_split(builder: Any, *, streaming: bool) -> Any:
+    if streaming:
+        return builder.as_streaming_dataset(split=_SPLIT)
+    builder.download_and_prepare()
+    return builder.as_dataset(split=_SPLIT)
 
 
 def _columns(table: Any, name: str) -> Any:
@@ -162,8 +173,6 @@ def _columns(table: Any, name: str) -> Any:
         if not set(columns) & set(FORMS):
             raise ValueError(f"{name} has the columns {shorten(columns, 200)}, wanted one of {', '.join(FORMS)}")
         table = table.select_columns([column for column in columns if column in KEYS])
-    if hasattr(table, "__len__") and not len(table):
-        raise ValueError(f"{name} is empty: it has no row")
     return table.with_format("arrow")
 
 

@@ -1,7 +1,7 @@
 """Laws of vision.py: what it predicts is what the released image processors and processors of transformers make.
 
 They are built from code, with a tokenizer trained here. On some 200 sizes their own counters and text are asked, which
-need no pixels; on 22 of them they really run.
+need no pixels; on 23 of them they really run.
 """
 
 import itertools
@@ -22,6 +22,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tokenizers import decoders as token_decoders
 from transformers import PreTrainedTokenizerFast
 from transformers.image_processing_utils import select_best_resolution
+from transformers.image_utils import SizeDict
+from transformers.models.idefics3.image_processing_idefics3 import get_resize_output_image_size
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.smolvlm import processing_smolvlm
 
@@ -34,6 +36,7 @@ CASES = [
     "qwen2_5_vl:max_pixels=12845056",
     "qwen3_vl",
     "qwen3_vl:max_pixels=1048576,min_pixels=65536",
+    "qwen3_vl:max_pixels=65536,min_pixels=1024",
     "smolvlm",
     "smolvlm:longest_edge=1536,tile=384,image_seq_len=81",
     "smolvlm:split=0",
@@ -357,6 +360,46 @@ def test_examples_computed_elsewhere():
     marks = (0, 2, 2, 0)
     for size, counts in expected.items():
         assert counts == tuple(family.layout(*size).tokens - mark for family, mark in zip(families, marks, strict=True))
+
+
+class Outline:
+    """An image without pixels, all that the released scaling steps need."""
+
+    def __init__(self, height: int, width: int):
+        self.shape = (3, height, width)
+
+    def size(self):
+        return self.shape
+
+
+class OutlineProcessor(transformers.Idefics3ImageProcessor):
+    def resize(self, image, size, resample=None, **kwargs):
+        if size.longest_edge:
+            return Outline(*get_resize_output_image_size(image, size.longest_edge))
+        return Outline(size.height, size.width)
+
+
+def test_idefics3_scales_as_the_released_steps_do_for_any_edge_and_tile():
+    """Odd edges and exact ratios land on the border of a tile; one pixel of width can scale to none."""
+    draw, processor, refused = random.Random(1), OutlineProcessor(), 0
+    for turn in range(6000):
+        edge = draw.choice([draw.randint(1, 5000), 2048, 1083, 1568])
+        tile = max(1, draw.choice([edge // draw.randint(1, 6), draw.randint(edge // 6, edge)]))
+        short, ratio = draw.randint(1, 200), draw.choice([1, 2, 3, 4, 6, draw.uniform(1, 300)])
+        sides = [1, draw.randint(1, 9999)] if turn % 3 == 0 else [short, int(short * ratio)]
+        width, height = draw.sample(sides, 2)
+        scaled = processor.resize(Outline(height, width), SizeDict(longest_edge=edge))
+        expected = processor.resize_for_vision_encoder(scaled, tile).shape[1:]
+        family = vision_family(f"idefics3:longest_edge={edge},tile={tile}")
+        layout = layout_or_refusal(family, width, height)
+        if min(expected) == 0:
+            assert layout is None
+            refused += 1
+            continue
+        assert layout is not None
+        assert expected == (layout.height, layout.width)
+        assert f"<row_{layout.height // tile}_col_{layout.width // tile}>" in family.marks
+    assert 20 < refused < 600
 
 
 def test_a_side_that_scales_to_nothing_is_refused_where_the_released_processor_fails():

@@ -1,0 +1,88 @@
+"""Laws of `cli.py`, `config.py` and `metrics.py`: one line, one report, no flag misunderstood."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mmdp.batching import batch, join
+from mmdp.cli import COMMON, parse_flags, report
+from mmdp.config import Config
+from mmdp.metrics import Tally, report_line
+from mmdp.records import IGNORE, Encoded, Reason
+
+KEYS = ["samples", "rows", "tokens", "images", "padded_tokens", "filler_rows", "padding_share", "skipped", "seconds"]
+
+
+def row(tokens: int, index: int, **more):
+    ids = np.arange(tokens, dtype=np.int32)
+    return join([Encoded(ids, ids, ())], [[]], [index], **more)
+
+
+def test_flags_are_kebab_case_names_of_config_fields():
+    """A flag sets the field of its name; what is not given has the stage's default, else the field's."""
+    config = parse_flags("max_tokens", "batch_size", stage="x", args=["--max-tokens", "99"], batch_size=3)
+    assert Config(max_tokens=99, batch_size=3) == config
+
+
+@pytest.mark.parametrize("args", [["--nope"], ["--max-tokens", "many"], ["--max-images", "3"], ["positional"]])
+def test_an_unknown_flag_is_an_error(args, capsys):
+    """Also one that is a knob, but not of this stage."""
+    with pytest.raises(SystemExit) as caught:
+        parse_flags("max_tokens", stage="x", args=args)
+    assert caught.value.code not in (0, None)
+
+
+def test_a_value_out_of_range_names_flag_value_and_limit():
+    """`ValueError` for what a user gave: the value, the limit."""
+    with pytest.raises(SystemExit, match=r"--max-tokens is 0: it must be at least 1"):
+        parse_flags("max_tokens", stage="x", args=["--max-tokens", "0"])
+    with pytest.raises(ValueError, match="batch_size is -1"):
+        Config(batch_size=-1)
+
+
+def test_help_explains_every_flag(capsys):
+    """The help of a flag is the line of its field in the docstring of `Config`."""
+    with pytest.raises(SystemExit):
+        parse_flags("index", stage="what the stage does", args=["--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "what the stage does" in text
+    for name in (*COMMON, "index"):
+        assert f"--{name.replace('_', '-')}" in text
+    assert "show this sample; None for one by seed." in text
+
+
+def test_a_tally_adds_up_batches():
+    """Samples, rows, tokens and padding add up; what was skipped is counted by reason."""
+    tally = Tally()
+    made = [
+        batch([row(3, 0), row(5, 1)], pad_id=0),
+        batch([row(4, 2, skipped={9: Reason.DAMAGED_IMAGE}), row(9, 3)], pad_id=0, length=8),
+    ]
+    assert made == list(tally.over(made))
+    figures = tally.as_dict()
+    assert {"samples": 3, "rows": 3, "tokens": 12, "padded_tokens": 6, "images": 0}.items() <= figures.items()
+    assert 6 / 18 == figures["padding_share"]
+    assert {"damaged_image": 1, "too_long": 1} == figures["skipped"]
+    assert 0 <= figures["seconds"]
+    assert made[0].label_tokens == int((made[0].labels != IGNORE).sum())
+
+
+def test_a_report_has_the_same_keys_in_every_stage(tmp_path, capsys):
+    """The line is printed, the file holds the keys of all stages, and what this one adds."""
+    config = Config(report=tmp_path / "deep" / "r.json")
+    report("07 test", Tally(samples=2, rows=2, tokens=30, padded_tokens=10, seconds=0.5), config, "so it is", extra=7)
+    assert (
+        "[07 test] 2 samples | 2 rows | 30 tokens | 0 images | padding 25.0% | skipped 0 | 4 samples/s | so it is\n"
+        == (capsys.readouterr().out)
+    )
+    saved = json.loads((tmp_path / "deep" / "r.json").read_text())
+    assert {*KEYS, "samples_per_second", "extra"} == set(saved)
+    assert (7, 4.0) == (saved["extra"], saved["samples_per_second"])
+
+
+def test_the_line_leaves_out_what_a_stage_has_not():
+    """None is left out; skipped samples stand with their reasons."""
+    figures = {**Tally(samples=5, tokens=9).as_dict(), "rows": None, "padding_share": None}
+    figures["skipped"] = {"too_long": 3}
+    assert "[01] 5 samples | 9 tokens | 0 images | skipped 3 (too_long 3)" == report_line("01", figures)
