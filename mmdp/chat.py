@@ -148,6 +148,7 @@ class Chat:
             DataError: TEMPLATE, CONTROL_TEXT, INVALID_TEXT, or NO_ANSWER.
         """
         encode = self._encode_by_frame if self.rule == "frame" else self._encode_by_generation
+        turns = [turn if turn.parts else Turn(turn.role, ("",)) for turn in turns]
         ids, labels = encode(turns, images)
         if all(label == IGNORE for label in labels[1:]):
             raise DataError(

@@ -3,9 +3,9 @@ r"""The demo data set, made by seed on first use, and a tokenizer trained on its
 Adds: `demo_jsonl` (a JSONL file with images beside it) and `demo_tokenizer` (a folder that transformers loads offline).
 Leaves out: the drawing (`demo_drawings`), and reading the file (`sources`).
 
-The shape follows AI2D as the_cauldron holds it: one picture, a few multiple-choice turns (1 + geometric), answers of one
-letter. What a picture shows is made up first, as facts; picture and answers both come from the facts, so every answer
-can be checked against them. Each row has a random stream of its own, so row 7 is the same in a set of 10 or of 500.
+The shape follows AI2D as the_cauldron holds it: one picture, a few multiple-choice turns (1 + geometric), answers of
+one letter. What a picture shows is made up first, as facts; picture and answers both come from the facts, so every
+answer can be checked against them. Each row has a random stream of its own: row 7 is the same in a set of 10 or of 500.
 """
 
 from __future__ import annotations
@@ -152,12 +152,10 @@ rooms: kitchen, bathroom, bedroom, hall, cellar, attic, study, garage, pantry, n
 animals: cows, sheep, goats, pigs, horses, hens, rabbits, donkeys, turkeys, bees, llamas, ponies, alpacas
 fish: carp, trout, pike, bream, perch, eels, tench, roach, catfish, sturgeon, zander, rudd
 jobs: nurses, teachers, cooks, farmers, drivers, bakers, painters, tailors, plumbers, miners, pilots, clerks, masons
+names: Ada, Ali, Amir, Anna, Ben, Carla, Chen, Dana, David, Elif, Emma, Finn, Grace, Hana, Hugo, Ines, Ivan, Jack,
+  Jonas, Kofi, Lara, Leo, Lina, Malik, Maria, Mei, Mona, Nils, Nora, Omar, Paul, Priya, Rosa, Sam, Sara, Tariq, Tess,
+  Tom, Uma, Vera, Will, Yuki, Zoe, Zara
 """)
-GROUPS["names"] = (
-    "Ada, Ali, Amir, Anna, Ben, Carla, Chen, Dana, David, Elif, Emma, Finn, Grace, Hana, Hugo, Ines, Ivan, Jack, Jonas, Kofi, "
-    "Lara, Leo, Lina, Malik, Maria, Mei, Mona, Nils, Nora, Omar, Paul, Priya, Rosa, Sam, Sara, Tariq, Tess, Tom, Uma, Vera, "
-    "Will, Yuki, Zoe, Zara"
-)
 # Places that are not: no chart says anything about a real one.
 PLACES = [
     start + end
@@ -675,10 +673,10 @@ def make_row(index: int, seed: int) -> dict[str, Any]:
     chosen = _by_turns(questions, random)[:turns]
     assert len(chosen) == turns, f"{family} {pictures} yields {len(chosen)} questions, wanted {turns}"
     instruction = random.choice(INSTRUCTIONS)
-    names = [
-        f"images/{index:05}{'ab'[number] if len(pictures) > 1 else ''}.{'jpg' if random.random() < JPEG_SHARE else 'png'}"
-        for number in range(len(pictures))
-    ]
+    names = []
+    for mark in "ab"[: len(pictures)]:
+        suffix = "jpg" if random.random() < JPEG_SHARE else "png"
+        names.append(f"images/{index:05}{mark}.{suffix}")
     return {
         "id": f"demo-{seed}-{index}",
         "images": names,

@@ -248,7 +248,8 @@ def draw(facts: Facts) -> tuple[Image.Image, dict[str, list[int]]]:
         facts: `family`, `width`, `height`, `title` and what the family needs; made by `demo`.
 
     Returns:
-        The picture (mode P), and the box [left, top, right, bottom] in pixels of every living thing, stage, bar or letter.
+        The picture (mode P), and the box [left, top, right, bottom], in pixels, of each living thing, stage, bar or
+        letter.
     """
     canvas = Canvas(facts["width"], facts["height"])
     painters: dict[str, Callable[[Canvas, Facts, Box], None]] = {

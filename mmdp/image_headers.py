@@ -178,8 +178,8 @@ def _gif(data: bytes) -> Header | None:
             in_extension = True
             at += 2
         elif kind == ord(","):  # the first frame; it may reach over the edge of the screen
-            left, top, right, bottom = _GIF_FRAME.unpack_from(data, at + 1)
-            return _decide(max(width, left + right), max(height, top + bottom))
+            left, top, frame_width, frame_height = _GIF_FRAME.unpack_from(data, at + 1)
+            return _decide(max(width, left + frame_width), max(height, top + frame_height))
         else:
             return None
     raise _endless()

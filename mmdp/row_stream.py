@@ -87,9 +87,11 @@ class RowStream:
         while self._arrivals[0][1] < 0:
             self._arrivals.popleft()
         tokens, images = max(1, self._sum_tokens), self._sum_images
-        # An average row of this buffer: its images, and the tokens that come with as many images.
+        # The images of an average row of this buffer, and the tokens that come with one image.
         mean_images = min(self._max_images, (images * self._max_tokens + tokens // 2) // tokens)
-        mean_tokens = min(self._max_tokens, self._max_images * tokens // images) if images else 0
+        image_tokens = tokens // max(1, images)
+        # Shares of the two budgets, brought to one denominator: max_tokens**3 * max_images**3.
+        token_weight, image_weight = tokens * max(1, self._max_images) ** 3, images * self._max_tokens**3
         closing = min(self._max_tokens, CLOSING * tokens // self._num_waiting)
         if closing > self._reach:
             self._reach_to(min(self._max_tokens, 2 * closing))
@@ -98,15 +100,15 @@ class RowStream:
         row = [self._take(length, count)]
         gap, room = self._max_tokens - length, self._max_images - count
         while gap:
+            wanted = max(0, mean_images - (self._max_images - room))
             if gap <= closing:
-                wanted = max(0, mean_images - (self._max_images - room))
                 last = self._closing(gap, room, wanted, spare=self._max_images - mean_images)
                 if last:
                     for length, count in last:
                         row.append(self._take(length, count))
                         gap, room = gap - length, room - count
                     break
-            best = self._best(gap, room, tokens, images, mean_tokens)
+            best = self._best(gap, room, wanted, image_tokens, gap * token_weight, room * image_weight)
             if best is None:
                 break
             length, count = best
@@ -146,44 +148,48 @@ class RowStream:
         for name, own in (("budget", [self._budget.tokens, self._budget.images]), ("buffer", self._buffer)):
             if state[name] != own:
                 raise ValueError(f"the state's {name} is {state[name]}, this stream's is {own}: they must be the same")
-        for text in state["waiting"].split():
-            index, tokens, images = (int(part, 16) for part in text.split(":"))
-            self._put(index, tokens, images)
+        self._put([int(part, 16) for part in text.split(":")] for text in state["waiting"].split())
         self.num_read = state["num_read"]
         self.num_rows = state["num_rows"]
 
     def _refill(self) -> None:
-        for size in islice(self._sizes, self._buffer - self._num_waiting):
-            self._put(*size)
-            self.num_read += 1
+        before = self._num_waiting
+        try:
+            self._put(islice(self._sizes, self._buffer - before))
+        finally:
+            self.num_read += self._num_waiting - before
 
-    def _put(self, index: int, tokens: int, images: int) -> None:
-        # Python integers, since the bits of a NumPy integer end at 63.
-        tokens, images = int(tokens), 0 if self._budget.images is None else int(images)
-        if not (0 <= tokens <= self._max_tokens and 0 <= images <= self._max_images):
-            raise ValueError(
-                f"sample {index} has {tokens} tokens and {images} images, a row holds {self._budget.tokens} and "
-                f"{self._budget.images}: leave out what Budget.refusal names"
-            )
-        while len(self._lengths) <= images:
-            self._first.append({})
-            self._last.append({})
-            self._lengths.append(0)
-            self._mirrored.append(0)
-        sample = [index, tokens, images, None]
-        self._arrivals.append(sample)
-        first, last = self._first[images], self._last[images]
-        if tokens in first:
-            last[tokens][3] = sample
-        else:
-            first[tokens] = sample
-            self._lengths[images] ^= 1 << tokens
-            if tokens <= self._reach:
-                self._mirrored[images] ^= 1 << (self._reach - tokens)
-        last[tokens] = sample
-        self._num_waiting += 1
-        self._sum_tokens += tokens
-        self._sum_images += images
+    def _put(self, sizes: Iterable[tuple[int, int, int]]) -> None:
+        max_tokens, max_images, reach = self._max_tokens, self._max_images, self._reach
+        for index, tokens, images in sizes:
+            if self._budget.images is None:
+                images = 0
+            if tokens.__class__ is not int or images.__class__ is not int:  # the bits of a NumPy integer end at 63
+                tokens, images = int(tokens), int(images)
+            if not (0 <= tokens <= max_tokens and 0 <= images <= max_images):
+                raise ValueError(
+                    f"sample {index} has {tokens} tokens and {images} images, a row holds {max_tokens} and "
+                    f"{self._budget.images}: leave out what Budget.refusal names"
+                )
+            while len(self._lengths) <= images:
+                self._first.append({})
+                self._last.append({})
+                self._lengths.append(0)
+                self._mirrored.append(0)
+            sample = [index, tokens, images, None]
+            first, last = self._first[images], self._last[images]
+            if tokens in first:
+                last[tokens][3] = sample
+            else:
+                first[tokens] = sample
+                self._lengths[images] ^= 1 << tokens
+                if tokens <= reach:
+                    self._mirrored[images] ^= 1 << (reach - tokens)
+            last[tokens] = sample
+            self._arrivals.append(sample)
+            self._num_waiting += 1
+            self._sum_tokens += tokens
+            self._sum_images += images
 
     def _take(self, tokens: int, images: int) -> int:
         """Takes the oldest sample of this size out of the buffer; returns its index."""
@@ -205,17 +211,17 @@ class RowStream:
         self._reach = gap
         self._mirrored = [sum(1 << (gap - tokens) for tokens in first if tokens <= gap) for first in self._first]
 
-    def _best(self, gap: int, room: int, tokens: int, images: int, mean_tokens: int) -> tuple[int, int] | None:
-        """The best (tokens, images) for a row with `gap` tokens and `room` images left; None where nothing fits."""
-        # Shares are brought to one denominator: max_tokens**3 * max_images**3.
-        token_weight = tokens * gap * max(1, self._max_images) ** 3
-        image_weight = images * room * self._max_tokens**3
-        used, per_image = self._max_images - room, max(1, images)
+    def _best(
+        self, gap: int, room: int, wanted: int, image_tokens: int, token_weight: int, image_weight: int
+    ) -> tuple[int, int] | None:
+        """The best (tokens, images) for a row with `gap` tokens and `room` images left; None where nothing fits.
+
+        Each image above `wanted` that a sample lacks is to find `image_tokens` free tokens after it.
+        """
         best, best_score = None, -1
         most = min(room + 1, len(self._lengths)) - 1
         for count in range(most, -1, -1):
-            reserve = mean_tokens - (used + count) * tokens // per_image
-            limit = gap - reserve if reserve > 0 else gap
+            limit = gap - (wanted - count) * image_tokens if count < wanted else gap
             if limit < 0:
                 break  # with fewer images, the limit is lower still
             allowed = self._lengths[count]
@@ -234,7 +240,7 @@ class RowStream:
             fitting = self._lengths[count] & ((2 << gap) - 1)
             if fitting:
                 length = (fitting & -fitting).bit_length() - 1
-                over = length - gap + max(0, mean_tokens - (used + count) * tokens // per_image)
+                over = length + max(0, wanted - count) * image_tokens
                 if best is None or over < least:
                     best, least = (length, count), over
         return best

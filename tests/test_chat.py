@@ -281,6 +281,14 @@ def test_image_marks_stand_where_the_turn_says():
     assert "<image>left <image><image><image><image><image>" in chat.tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("template", [CHATML, FOREIGN["parts"], FOREIGN["trims"], GENERATION])
+def test_an_empty_question_is_fine(template):
+    """TXT-08: a turn without any part is a turn without text, for every kind of template."""
+    chat = Chat(tokenizer(template), placeholder="<image>", marks=["<image>"])
+    ids, labels = chat.encode([Turn("user", ()), Turn("assistant", ("a fox",))])
+    assert "a fox" in "".join(learnt(chat, ids, labels))
+
+
 def test_a_pickled_chat_encodes_alike():
     """Workers get the same ids, labels and fingerprint."""
     chat = Chat(tokenizer(FOREIGN["parts"]), placeholder="<image>", marks=["<image>"])

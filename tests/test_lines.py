@@ -125,6 +125,16 @@ def test_a_file_rewritten_at_once_is_read_anew(tmp_path, cache):
             assert data.splitlines() == [row.rstrip() for row in rows(Lines(path, cache))]
 
 
+@pytest.mark.parametrize(("age_ns", "waits"), [(0, 1), (10**9, 0), (-(10**12), 0)])
+def test_a_file_written_just_now_is_given_a_moment(file, cache, monkeypatch, age_ns, waits):
+    """Else a change within the clock's step would not show; an old file, or a clock that differs, costs no wait."""
+    slept = []
+    monkeypatch.setattr(lines.time, "sleep", slept.append)
+    monkeypatch.setattr(lines.time, "time_ns", lambda: file.stat().st_mtime_ns + age_ns)
+    Lines(file, cache)
+    assert waits == len(slept)
+
+
 def damage(kept, kind):
     data = bytearray(kept.read_bytes())
     if kind == "cut":

@@ -3,12 +3,14 @@
 import gc
 import json
 import multiprocessing
+import os
 import pickle
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 
@@ -58,7 +60,7 @@ def test_a_list_of_rows(tmp_path):
     assert 3 == len(source)
     assert ["r0", "r1", "r2"] == [sample.id for sample in source]
     assert (source[2], source[0]) == (source[-1], source[-3])
-    assert source[1] == source[__import__("numpy").int64(1)]
+    assert source[1] == source[np.int64(1)]
     for index in (3, -4):
         with pytest.raises(IndexError, match="of 3"):
             source[index]
@@ -159,8 +161,6 @@ def test_a_folder_says_which_of_its_files_can_be_read(tmp_path):
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     """Rows are read by their place, which a pipe has not."""
-    import os
-
     os.mkfifo(tmp_path / "x.jsonl")
     with pytest.raises(ValueError, match="pipe"):
         open_source(tmp_path / "x.jsonl")
@@ -207,7 +207,7 @@ def test_line_numbers_are_those_of_the_file(handed):
     assert [number for number, line in enumerate(lines, 1) if line.strip()] == [
         int(sample.source.rpartition(":")[2]) for sample in samples
     ]
-    assert lines[0] == b""
+    assert b"" == lines[0]
 
 
 def test_separators_inside_strings_stay(handed):
@@ -295,13 +295,13 @@ def test_a_line_over_the_limit_is_refused_unread(tmp_path, monkeypatch):
     size = len(json.dumps(row(1)))
     path = write(tmp_path / "x.jsonl", row(1), b"\r\n \n" * 1000, row(10_000), row(2))
     source = open_source(path, config=Config(max_row_bytes=size))
-    assert source[0].id == "r1"
+    assert "r1" == source[0].id
     with monkeypatch.context() as patch:
         patch.setattr(type(source._lines), "read", None)
         with pytest.raises(DataError) as caught:
             source[1]
     assert (Reason.ROW_TOO_LARGE, "x.jsonl:2003") == (caught.value.reason, caught.value.source)
-    assert source[2].id == "r2"
+    assert "r2" == source[2].id
 
 
 def test_nan_and_repeated_keys_are_jsons_own_business(tmp_path):
