@@ -674,9 +674,9 @@ def make_row(index: int, seed: int) -> dict[str, Any]:
     assert len(chosen) == turns, f"{family} {pictures} yields {len(chosen)} questions, wanted {turns}"
     instruction = random.choice(INSTRUCTIONS)
     names = []
-    for mark in "ab"[: len(pictures)]:
+    for number in range(len(pictures)):
         suffix = "jpg" if random.random() < JPEG_SHARE else "png"
-        names.append(f"images/{index:05}{mark}.{suffix}")
+        names.append(f"images/{index:05}-{number}.{suffix}")
     return {
         "id": f"demo-{seed}-{index}",
         "images": names,
@@ -738,7 +738,7 @@ def _write_rows(folder: Path, rows: int, seed: int) -> None:
                 if name.endswith(".jpg"):
                     image.convert("RGB").save(folder / name, quality=90)
                 else:
-                    image.save(folder / name)
+                    image.save(folder / name, compress_level=4)  # a tenth larger than 6, in half the time
             file.write(json.dumps(row) + "\n")
 
 

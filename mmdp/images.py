@@ -41,8 +41,8 @@ MAX_PIXELS = Config().max_pixels
 """Pixels; the default cap of `decode`."""
 
 HEAD_BYTES = (4096, 65536)
-"""The prefixes that `read_size` asks for before it asks for all. 4 KiB decide what stands without metadata (59% of 707
-real files, textbook figures among them), 64 KiB nearly all (99%), which is a profile and a thumbnail before the pixels."""
+"""The prefixes that `read_size` asks for before it asks for all. Of 707 real files 4 KiB decide 59%, those without much
+metadata; 64 KiB decide 99%, being room for a colour profile and a thumbnail in front of the pixels."""
 
 DRAFT_MARGIN = 1.5
 """A draft keeps both sides at least this many times as long as asked for. 1.5 keeps photographs above 45 dB against the
@@ -186,7 +186,7 @@ def decode(
         max_pixels: pixels; the header may promise no more.
         draft: let a JPEG shrink while it is decoded: faster, and nearly the same. It acts where both sides are at least
             2 * `DRAFT_MARGIN` times as long as asked for; the other formats ignore it.
-        lenient: keep what a cut JPEG, PNG, GIF or BMP still shows (grey or black behind the cut) instead of refusing.
+        lenient: keep what a cut JPEG, PNG, GIF or BMP still shows, one colour behind the cut, instead of refusing it.
         decoder: another JPEG library, such as `simplejpeg`. Pillow keeps CMYK, lenient decoding and the other formats.
 
     Returns:

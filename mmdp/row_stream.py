@@ -32,6 +32,9 @@ from mmdp.records import Budget
 BUFFER = 256
 """Sizes to choose from. Four rows' worth or more is enough; at 256 the state is below 4 kB."""
 
+FAR = 6
+"""While a gap is above this many mean lengths, the oldest sample will do: there is still enough to choose later."""
+
 CLOSING = 4
 """From this many mean lengths down, a gap is worth a try to close it. 3 to 5 measure alike, 2 is worse."""
 
@@ -84,36 +87,35 @@ class RowStream:
         self._refill()
         if not self._num_waiting:
             raise StopIteration
-        while self._arrivals[0][1] < 0:
-            self._arrivals.popleft()
         tokens, images = max(1, self._sum_tokens), self._sum_images
         # The images of an average row of this buffer, and the tokens that come with one image.
         mean_images = min(self._max_images, (images * self._max_tokens + tokens // 2) // tokens)
         image_tokens = tokens // max(1, images)
         # Shares of the two budgets, brought to one denominator: max_tokens**3 * max_images**3.
         token_weight, image_weight = tokens * max(1, self._max_images) ** 3, images * self._max_tokens**3
+        far = FAR * tokens // self._num_waiting
         closing = min(self._max_tokens, CLOSING * tokens // self._num_waiting)
         if closing > self._reach:
             self._reach_to(min(self._max_tokens, 2 * closing))
 
-        _, length, count, _ = self._arrivals[0]
-        row = [self._take(length, count)]
-        gap, room = self._max_tokens - length, self._max_images - count
+        row: list[int] = []
+        gap, room = self._max_tokens, self._max_images
         while gap:
             wanted = max(0, mean_images - (self._max_images - room))
-            if gap <= closing:
+            if row and gap <= closing:
                 last = self._closing(gap, room, wanted, spare=self._max_images - mean_images)
                 if last:
                     for length, count in last:
                         row.append(self._take(length, count))
                         gap, room = gap - length, room - count
                     break
-            best = self._best(gap, room, wanted, image_tokens, gap * token_weight, room * image_weight)
-            if best is None:
+            size = self._oldest() if gap > far or not row else None
+            if row and (size is None or size[1] > room or size[0] > gap - max(0, wanted - size[1]) * image_tokens):
+                size = self._best(gap, room, wanted, image_tokens, gap * token_weight, room * image_weight)
+            if size is None:
                 break
-            length, count = best
-            row.append(self._take(length, count))
-            gap, room = gap - length, room - count
+            row.append(self._take(*size))
+            gap, room = gap - size[0], room - size[1]
         self._num_waiting -= len(row)
         self._sum_tokens -= self._max_tokens - gap
         self._sum_images -= self._max_images - room
@@ -191,6 +193,15 @@ class RowStream:
             self._sum_tokens += tokens
             self._sum_images += images
 
+    def _oldest(self) -> tuple[int, int] | None:
+        """The (tokens, images) of the sample that waits longest; None where none waits."""
+        while self._arrivals:
+            _, tokens, images, _ = self._arrivals[0]
+            if tokens >= 0:
+                return tokens, images
+            self._arrivals.popleft()
+        return None
+
     def _take(self, tokens: int, images: int) -> int:
         """Takes the oldest sample of this size out of the buffer; returns its index."""
         first = self._first[images]
@@ -216,7 +227,7 @@ class RowStream:
     ) -> tuple[int, int] | None:
         """The best (tokens, images) for a row with `gap` tokens and `room` images left; None where nothing fits.
 
-        Each image above `wanted` that a sample lacks is to find `image_tokens` free tokens after it.
+        For each image that is still wanted after the sample, `image_tokens` are to stay free.
         """
         best, best_score = None, -1
         most = min(room + 1, len(self._lengths)) - 1

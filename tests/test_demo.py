@@ -1,5 +1,6 @@
 """The demo set: made whole or not at all, the same everywhere, shaped as said, and every answer true to its drawing."""
 
+import calendar
 import collections
 import json
 import os
@@ -82,7 +83,7 @@ def test_turns_follow_the_geometric_law(rows):
 
 
 def test_images_have_the_sizes_of_ai2d(rows, jsonl):
-    """Law: widths are lognormal around 560, cut to 180..1500; aspects 0.75..1.9; a tenth is JPEG; files say the truth."""
+    """Law: widths are lognormal around 560, cut to 180..1500; aspects 0.75..1.9; a tenth is JPEG; files are as said."""
     names = [name for row in rows for name in row["images"]]
     facts = [picture for row in rows for picture in row["facts"]["pictures"]]
     widths = np.array([picture["width"] for picture in facts])
@@ -317,8 +318,8 @@ def _two_charts(pictures: list[dict], kind: str, *of) -> set[str]:
 
 
 def _text(kind: str, *of) -> set[str]:
-    days = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-    months = "January February March April May June July August September October November December".split()
+    days = list(calendar.day_name)
+    months = list(calendar.month_name)[1:]
     match kind:
         case "sum":
             return {str(of[0] + of[1])}
@@ -664,7 +665,7 @@ def test_a_failure_leaves_nothing(tmp_path):
 
 
 def test_tokenizer_has_its_marks_and_about_4k_entries(tokenizer):
-    """Law: about 4k entries; ChatML marks and the image mark are one token each; pad is `<|endoftext|>`, the end `<|im_end|>`."""
+    """Law: about 4k entries; each mark is one token; `<|endoftext|>` pads, `<|im_end|>` ends."""
     assert 3500 <= len(tokenizer) <= 4500
     assert list(range(4)) == [tokenizer.convert_tokens_to_ids(mark) for mark in demo.CONTROL]
     assert ("<|endoftext|>", "<|im_end|>") == (tokenizer.pad_token, tokenizer.eos_token)

@@ -1,0 +1,256 @@
+"""Sizes, a budget and a seed to the rows of every epoch, in an order that suits any number of ranks.
+
+Adds: `plan`, whose result gives each epoch as a sequence of rows, each the sample indices packed into it; `deal`, which
+gives the rows of a step to ranks so that all have like work.
+Leaves out: what fills a row (`row_stream.py`), and building it (`batching.py`).
+
+The order of an epoch, all of it a function of sizes, budget, seed and epoch number:
+
+1. Samples are shuffled, and the packer streams over them: a row is filled from the next few hundred sizes.
+2. Rows are sorted by cost inside windows, so that rows of like cost are neighbours and meet in one step. Attention
+   grows with the square of a sample's length, the vision tower with its patches or tiles, and a step waits for its
+   dearest rank.
+3. Blocks of a few rows are shuffled inside their window, so that cheap and dear steps mix.
+
+No part of it knows a world size or a batch size: a step is the next W x B rows, so a row number is all that a resumed
+run needs, with other ranks and other batches too. Integer arithmetic and a hash of our own: every machine plans alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from mmdp.records import Budget, Reason
+from mmdp.row_stream import BUFFER, RowStream
+
+if TYPE_CHECKING:
+    from mmdp.sizes import Sizes
+
+VERSION = 1
+"""Goes up when the same sizes, budget and seed give other rows; a resumed run then refuses an older state."""
+
+WINDOW = 512
+"""Rows sorted by cost at a time: 8 for each of 64 rows a step. Advised: at least 8 x world size x batch size."""
+
+BLOCK = 8
+"""Rows that stay neighbours when a window is shuffled."""
+
+_CHUNK = 256
+"""Samples whose sizes are asked for at a time: what a cold start waits for, together with one buffer."""
+
+
+def plan(
+    sizes: Sizes, budget: Budget, seed: int = 0, *, window: int = WINDOW, block: int = BLOCK, buffer: int = BUFFER
+) -> Plan:
+    """Plans every epoch; the work for an epoch is done when its rows are asked for.
+
+    Args:
+        sizes: from `measure`.
+        budget: what a row holds. A sample that fits no row is left out, and counted in `Plan.skipped`.
+        seed: another seed gives another order, in each epoch.
+        window: rows sorted by cost at a time.
+        block: rows that stay neighbours.
+        buffer: sizes the packer chooses from.
+
+    Raises:
+        ValueError: a number below 1, or no sample that fits a row.
+    """
+    for name, value in (("window", window), ("block", block), ("buffer", buffer)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}: it must be at least 1")
+    return Plan(sizes, budget, seed, window, block, buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The rows of every epoch. `plan.epoch(3)[7]` are the sample indices of row 7 of epoch 3."""
+
+    sizes: Sizes
+    budget: Budget
+    seed: int
+    window: int
+    block: int
+    buffer: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of all that decides the rows; ranks that differ in it would not see the same epoch."""
+        text = f"{VERSION} {self.sizes.fingerprint} {self.budget} {self.seed} {self.window} {self.block} {self.buffer}"
+        return blake2b(f"{text} {len(self.sizes)}".encode(), digest_size=8).hexdigest()
+
+    @property
+    def skipped(self) -> dict[int, Reason]:
+        """Index to reason, for every sample that no epoch holds: what can't be used, and what fits no row."""
+        return {**self.sizes.skipped, **self.sizes.refused(self.budget)}
+
+    def epoch(self, number: int) -> Epoch:
+        """The rows of an epoch, planned as they are asked for.
+
+        Raises:
+            ValueError: a negative number.
+        """
+        if number < 0:
+            raise ValueError(f"epoch {number}: the first one is 0")
+        return Epoch(self, number)
+
+
+class Epoch(Sequence[np.ndarray]):
+    """The rows of one epoch: each an int32 array of the sample indices packed into it.
+
+    A row is planned when it, or one after it, is first asked for; `len` plans them all. Threads may share an epoch.
+    """
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        self._plan = plan
+        self.number = number
+        self._lock = threading.Lock()
+        self._windows: list[tuple[np.ndarray, np.ndarray]] = []  # flat indices and offsets of each planned window
+        self._source: Iterator[list[list[int]]] | None = _windows(plan, number)
+
+    def __reduce__(self) -> tuple[type[Epoch], tuple[Plan, int]]:
+        return Epoch, (self._plan, self.number)
+
+    def __len__(self) -> int:
+        while self._grow():
+            pass
+        return sum(len(offsets) - 1 for _, offsets in self._windows)
+
+    @overload
+    def __getitem__(self, row: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, row: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(row, slice):
+            return [self[number] for number in range(*row.indices(len(self)))]
+        if row < 0:
+            row += len(self)
+        window, place = divmod(row, self._plan.window)
+        while row >= 0 and window >= len(self._windows) and self._grow():
+            pass
+        if row < 0 or window >= len(self._windows) or place + 1 >= len(self._windows[window][1]):
+            raise IndexError(f"no row {row} in epoch {self.number}")
+        flat, offsets = self._windows[window]
+        return flat[offsets[place] : offsets[place + 1]]
+
+    def take(self, start: int, count: int) -> list[np.ndarray]:
+        """The rows from `start` on, `count` of them or what is left; plans no further than it must."""
+        rows = []
+        for number in range(start, start + count):
+            try:
+                rows.append(self[number])
+            except IndexError:
+                break
+        return rows
+
+    def _grow(self) -> bool:
+        """Plans one more window; False where there is none."""
+        with self._lock:
+            if self._source is None:
+                return False
+            rows = next(self._source, None)
+            if rows is None:
+                self._source = None
+                return False
+            offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+            offsets[1:] = np.cumsum([len(row) for row in rows])
+            flat = np.fromiter((index for row in rows for index in row), dtype=np.int32, count=int(offsets[-1]))
+            flat.flags.writeable = False
+            self._windows.append((flat, offsets))
+            return True
+
+
+def deal(rows: Sequence[np.ndarray], sizes: Sizes, *, world_size: int, batch_size: int) -> list[list[int]]:
+    """Gives the rows of one step to ranks: the dearest first, each to the lightest rank that has room.
+
+    This is the longest-processing-time rule (Graham, 1969) with a limit on the number of rows.
+
+    Args:
+        rows: at most world_size x batch_size.
+        sizes: of their samples.
+        world_size: ranks.
+        batch_size: rows a rank.
+
+    Returns:
+        For each rank the places in `rows` it gets, in rising order; ranks of a last, incomplete step may get fewer.
+    """
+    assert len(rows) <= world_size * batch_size
+    costs = row_costs(rows, sizes)
+    order = np.argsort(-costs, kind="stable")
+    loads = [0] * world_size
+    dealt: list[list[int]] = [[] for _ in range(world_size)]
+    for place in map(int, order):
+        rank = min(
+            (r for r in range(world_size) if len(dealt[r]) < batch_size), key=lambda r: (loads[r], len(dealt[r]), r)
+        )
+        dealt[rank].append(place)
+        loads[rank] += int(costs[place])
+    return [sorted(places) for places in dealt]
+
+
+def row_costs(rows: Sequence[Sequence[int] | np.ndarray], sizes: Sizes) -> np.ndarray:
+    """(R,) int64, the cost of each row among these: squares of lengths, and vision patches or tiles, in equal parts.
+
+    Each part counts as a share of its sum over the rows, brought to one denominator.
+    """
+    ends = np.cumsum([len(row) for row in rows])
+    if not len(ends) or not ends[-1]:
+        return np.zeros(len(rows), dtype=np.int64)
+    flat = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
+    squares = _sums(sizes.tokens[flat].astype(np.int64) ** 2, ends)
+    vision = _sums(sizes.vision[flat].astype(np.int64), ends)
+    return squares * int(max(1, vision.sum())) + vision * int(max(1, squares.sum()))
+
+
+def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The sum of each stretch of values that ends at `ends`; stretches may be empty."""
+    total = np.concatenate([[0], np.cumsum(values)])
+    sums: np.ndarray = np.diff(total[ends], prepend=0)
+    return sums
+
+
+def _windows(plan: Plan, epoch: int) -> Iterator[list[list[int]]]:
+    """The rows of an epoch, window by window, each in its final order."""
+    rows = RowStream(_stream(plan, epoch), plan.budget, buffer=plan.buffer)
+    num_blocks = 0
+    while window := list(islice(rows, plan.window)):
+        order = np.argsort(row_costs(window, plan.sizes), kind="stable")
+        blocks = [order[start : start + plan.block] for start in range(0, len(order), plan.block)]
+        numbers = np.arange(num_blocks, num_blocks + len(blocks), dtype=np.uint64)
+        num_blocks += len(blocks)
+        mixed = np.argsort(_keys(numbers, plan.seed, epoch, salt=1), kind="stable")
+        yield [window[place] for block in mixed for place in blocks[block]]
+
+
+def _stream(plan: Plan, epoch: int) -> Iterable[tuple[int, int, int]]:
+    """(index, tokens, images) of every sample that fits a row, shuffled."""
+    sizes = plan.sizes
+    order = np.argsort(_keys(np.arange(len(sizes), dtype=np.uint64), plan.seed, epoch, salt=0), kind="stable")
+    usable = np.ones(len(sizes), dtype=bool)
+    usable[list(plan.skipped)] = False
+    order = order[usable[order]]
+    if not len(order):
+        raise ValueError(f"none of the {len(sizes)} samples fits a row of {plan.budget}: {sizes.counts(plan.budget)}")
+    for start in range(0, len(order), _CHUNK):
+        chunk = order[start : start + _CHUNK]
+        yield from zip(chunk.tolist(), sizes.tokens[chunk].tolist(), sizes.images[chunk].tolist(), strict=True)
+
+
+def _keys(numbers: np.ndarray, seed: int, epoch: int, *, salt: int) -> np.ndarray:
+    """(N,) uint64 keys to sort by: SplitMix64 of each number, from a start that seed, epoch and salt decide.
+
+    A hash of our own, because NumPy may change what a seed gives from one release to the next.
+    """
+    digest = blake2b(f"{seed} {epoch} {salt}".encode(), digest_size=8).digest()
+    keys = numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(digest, "little"))
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return keys ^ (keys >> np.uint64(31))
