@@ -1,13 +1,15 @@
 # %% [markdown]
 # # 01 Look at the data
 #
-# Before a loader is written, look at what it will load. A *sample* is one row of the data set: no, one or several images,
-# and turns of question and answer. Its *size* is what it will ask of a batch: how many tokens its text and its images
-# become. Sizes differ from sample to sample, and that is where all the trouble starts.
+# Before a loader is written, look at what it will load. A *sample* is one row of the data set: no, one or several
+# images, and turns of question and answer. Its *size* is what it will ask of a batch: how many tokens its text and its
+# images become. Sizes differ from sample to sample, and that is where all the trouble starts.
 
 # %%
 from collections import Counter
 from random import Random
+
+import numpy as np
 
 import mmdp
 from mmdp.cli import parse_flags, report, show
@@ -46,7 +48,7 @@ figures = {
     "seconds": None,
     "samples_per_second": None,
 }
-median, longest = int(sorted(tokens)[len(tokens) // 2]), int(tokens.max())
+median, longest = int(np.median(tokens)), int(tokens.max())
 say = f"median {median:,}, longest {longest:,} tokens"
 report("01 dataset", figures, config, say, median_tokens=median, longest_tokens=longest, index=index)
 

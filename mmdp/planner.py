@@ -207,7 +207,8 @@ def row_costs(rows: Sequence[Sequence[int] | np.ndarray], sizes: Sizes) -> np.nd
     flat = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
     squares = _sums(sizes.tokens[flat].astype(np.int64) ** 2, ends)
     vision = _sums(sizes.vision[flat].astype(np.int64), ends)
-    return squares * int(max(1, vision.sum())) + vision * int(max(1, squares.sum()))
+    costs: np.ndarray = squares * int(max(1, vision.sum())) + vision * int(max(1, squares.sum()))
+    return costs
 
 
 def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:

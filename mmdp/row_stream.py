@@ -64,6 +64,8 @@ class RowStream:
         self._budget = budget
         self._max_tokens = budget.tokens
         self._max_images = budget.images or 0
+        # Demand, use and rest are shares of the budget: brought to the denominator max_tokens**3 * max_images**3.
+        self._token_scale, self._image_scale = max(1, self._max_images) ** 3, self._max_tokens**3
         self._buffer = buffer
         self.num_read = 0
         self.num_rows = 0
@@ -91,8 +93,7 @@ class RowStream:
         # The images of an average row of this buffer, and the tokens that come with one image.
         mean_images = min(self._max_images, (images * self._max_tokens + tokens // 2) // tokens)
         image_tokens = tokens // max(1, images)
-        # Shares of the two budgets, brought to one denominator: max_tokens**3 * max_images**3.
-        token_weight, image_weight = tokens * max(1, self._max_images) ** 3, images * self._max_tokens**3
+        token_weight, image_weight = tokens * self._token_scale, images * self._image_scale
         far = FAR * tokens // self._num_waiting
         closing = min(self._max_tokens, CLOSING * tokens // self._num_waiting)
         if closing > self._reach:
@@ -150,7 +151,8 @@ class RowStream:
         for name, own in (("budget", [self._budget.tokens, self._budget.images]), ("buffer", self._buffer)):
             if state[name] != own:
                 raise ValueError(f"the state's {name} is {state[name]}, this stream's is {own}: they must be the same")
-        self._put([int(part, 16) for part in text.split(":")] for text in state["waiting"].split())
+        waiting = ((int(part, 16) for part in text.split(":")) for text in state["waiting"].split())
+        self._put((index, tokens, images) for index, tokens, images in waiting)
         self.num_read = state["num_read"]
         self.num_rows = state["num_rows"]
 
@@ -163,6 +165,7 @@ class RowStream:
 
     def _put(self, sizes: Iterable[tuple[int, int, int]]) -> None:
         max_tokens, max_images, reach = self._max_tokens, self._max_images, self._reach
+        lengths, mirrored = self._lengths, self._mirrored
         for index, tokens, images in sizes:
             if self._budget.images is None:
                 images = 0
@@ -173,20 +176,20 @@ class RowStream:
                     f"sample {index} has {tokens} tokens and {images} images, a row holds {max_tokens} and "
                     f"{self._budget.images}: leave out what Budget.refusal names"
                 )
-            while len(self._lengths) <= images:
+            while len(lengths) <= images:
                 self._first.append({})
                 self._last.append({})
-                self._lengths.append(0)
-                self._mirrored.append(0)
+                lengths.append(0)
+                mirrored.append(0)
             sample = [index, tokens, images, None]
             first, last = self._first[images], self._last[images]
             if tokens in first:
                 last[tokens][3] = sample
             else:
                 first[tokens] = sample
-                self._lengths[images] ^= 1 << tokens
+                lengths[images] ^= 1 << tokens
                 if tokens <= reach:
-                    self._mirrored[images] ^= 1 << (reach - tokens)
+                    mirrored[images] ^= 1 << (reach - tokens)
             last[tokens] = sample
             self._arrivals.append(sample)
             self._num_waiting += 1

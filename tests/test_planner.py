@@ -1,0 +1,184 @@
+"""Laws of `planner.py`: every sample once, no row over budget, the same plan everywhere, balanced ranks."""
+
+import hashlib
+import itertools
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmdp.knapsack import lower_bound
+from mmdp.planner import deal, plan, row_costs
+from mmdp.records import Budget, Reason
+from mmdp.sizes import Sizes
+
+
+def sizes_of(tokens, images=None, skipped=None) -> Sizes:
+    tokens = np.asarray(tokens, dtype=np.int32)
+    images = np.zeros_like(tokens) if images is None else np.asarray(images, dtype=np.int32)
+    skipped = skipped or {}
+    tokens[list(skipped)] = images[list(skipped)] = 0
+    return Sizes(
+        tokens=tokens,
+        images=images,
+        vision=images.astype(np.int64) * 4,
+        label_tokens=tokens // 2,
+        skipped=skipped,
+        fingerprint="test",
+        cache=None,
+        _position=np.arange(len(tokens)),
+    )
+
+
+def mixture(count: int, seed: int = 0, images: bool = True) -> Sizes:
+    """Log-normal text and 64 tokens an image, as in the notes on packing."""
+    random = np.random.default_rng(seed)
+    num_images = random.integers(0, 4, count) if images else np.ones(count, dtype=np.int64)
+    text = random.lognormal(np.log(198) - 0.32, 0.8, count).astype(np.int64).clip(1, 700)
+    return sizes_of(text + 64 * num_images, num_images)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 4)), min_size=1, max_size=80),
+    st.integers(20, 40),
+    st.one_of(st.none(), st.integers(0, 5)),
+    st.integers(0, 3),
+)
+def test_every_index_once_or_skipped_and_no_row_over_budget(samples, max_tokens, max_images, epoch):
+    """Laws 1 and 2, in every epoch."""
+    tokens, images = zip(*samples, strict=True)
+    sizes = sizes_of(tokens, images, skipped={0: Reason.DAMAGED_IMAGE} if len(samples) > 1 else {})
+    budget = Budget(max_tokens, max_images)
+    planned = plan(sizes, budget, window=8, block=2, buffer=16)
+    if len(planned.skipped) == len(samples):
+        with pytest.raises(ValueError, match="none of the"):
+            len(planned.epoch(epoch))
+        return
+    rows = list(planned.epoch(epoch))
+    seen = [int(index) for row in rows for index in row]
+    assert sorted([*seen, *planned.skipped]) == list(range(len(samples)))
+    assert all(len(row) for row in rows)
+    assert max(sizes.tokens[row].sum() for row in rows) <= max_tokens
+    assert max_images is None or max(sizes.images[row].sum() for row in rows) <= max_images
+    assert lower_bound(sizes.tokens[seen], sizes.images[seen], budget) <= len(rows)
+
+
+def test_the_same_plan_on_every_machine():
+    """Law 4: a golden hash; it changes only with `planner.VERSION`."""
+    number = np.arange(3000)
+    images = number * 31 % 4
+    epoch = plan(sizes_of(number * 7919 % 700 + 1 + 64 * images, images), Budget(1024, 9), seed=7).epoch(2)
+    flat = np.concatenate(list(epoch)).astype("<i4").tobytes()
+    lengths = ",".join(str(len(row)) for row in epoch)
+    assert GOLDEN == hashlib.sha256(flat + lengths.encode()).hexdigest()[:16]
+
+
+GOLDEN = "to be filled"
+
+
+def test_epochs_and_seeds_differ_and_repeat():
+    """RES-02: another epoch or seed is another order of all samples; the same one is the same."""
+    sizes, budget = mixture(500), Budget(1024, 9)
+    flats = {}
+    for seed, epoch in itertools.product((0, 1), (0, 1, 2)):
+        flats[seed, epoch] = [row.tolist() for row in plan(sizes, budget, seed).epoch(epoch)]
+        assert flats[seed, epoch] == [row.tolist() for row in plan(sizes, budget, seed).epoch(epoch)]
+    assert 6 == len({str(rows) for rows in flats.values()})
+
+
+def test_a_row_is_planned_when_it_is_asked_for():
+    """A cold start does not wait for an epoch: the first rows need the first window only, and `len` all."""
+    sizes = mixture(20_000)
+    epoch = plan(sizes, Budget(1024, 9), window=64).epoch(0)
+    first = epoch[0].tolist()
+    assert 1 == len(epoch._windows)
+    assert len(list(epoch)) == len(epoch)
+    assert first == epoch[0].tolist()
+    assert epoch[-1].tolist() == epoch[len(epoch) - 1].tolist()
+    assert [row.tolist() for row in epoch[3:6]] == [row.tolist() for row in epoch.take(3, 3)]
+    assert 2 == len(epoch.take(len(epoch) - 2, 9))
+    for row in (len(epoch), -len(epoch) - 1):
+        with pytest.raises(IndexError):
+            epoch[row]
+
+
+def test_threads_and_pickles_share_a_plan():
+    """Any number of threads read the same rows; a pickled epoch plans them again."""
+    planned = plan(mixture(5000), Budget(1024, 9), window=16)
+    wanted, shared = [row.tolist() for row in planned.epoch(0)], planned.epoch(0)
+    got: list[list] = [[] for _ in range(4)]
+
+    def read(number: int) -> None:
+        got[number] = [shared[row].tolist() for row in range(len(wanted))]
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [wanted] * 4 == got
+    assert wanted == [row.tolist() for row in pickle.loads(pickle.dumps(shared))]
+
+
+@pytest.mark.parametrize(("tokens", "goal_of_one"), [(1024, 1.15), (4096, 1.25), (16384, 1.15)])
+def test_ranks_get_like_work(tokens, goal_of_one):
+    """Straggler factor over 8 ranks, max / mean of the cost: at most 1.10 at 8 rows a rank, and the goal at one."""
+    sizes = mixture(40_000 if tokens < 16384 else 120_000, images=False)
+    epoch = plan(sizes, Budget(tokens, tokens // 100)).epoch(0)
+    for batch_size, goal in ((8, 1.10), (1, goal_of_one)):
+        factors = []
+        for start in range(0, len(epoch) - 8 * batch_size + 1, 8 * batch_size):
+            rows = epoch.take(start, 8 * batch_size)
+            costs = row_costs(rows, sizes)
+            loads = [costs[places].sum() for places in deal(rows, sizes, world_size=8, batch_size=batch_size)]
+            factors.append(max(loads) / np.mean(loads))
+        assert len(factors) > 10
+        assert np.mean(factors) <= goal
+
+
+def test_neither_short_nor_long_samples_come_first():
+    """The rank correlation of row number and longest sample is at most 0.1 over the epoch."""
+    sizes = mixture(60_000)
+    longest = np.array([sizes.tokens[row].max() for row in plan(sizes, Budget(1024, 9)).epoch(0)])
+    values, inverse, counts = np.unique(longest, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - counts / 2)[inverse]  # equal values share their mean rank
+    assert len(values) > 100
+    assert abs(np.corrcoef(ranks, np.arange(len(ranks)))[0, 1]) <= 0.1
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 49), min_size=0, max_size=4), max_size=12), st.integers(1, 4), st.integers(1, 4)
+)
+def test_dealing_gives_every_row_to_one_rank_with_room(rows, world_size, batch_size):
+    """WRK-07: each row of a step goes to one rank, and none gets more than its batch; filler rows cost nothing."""
+    rows = [np.array(row, dtype=np.int64) for row in rows[: world_size * batch_size]]
+    dealt = deal(rows, mixture(50), world_size=world_size, batch_size=batch_size)
+    assert world_size == len(dealt)
+    assert sorted(place for places in dealt for place in places) == list(range(len(rows)))
+    assert max(map(len, dealt)) <= batch_size
+    assert dealt == [sorted(places) for places in dealt]
+
+
+def test_a_million_samples_cost_a_few_bytes_each():
+    """The plan of an epoch is int32 indices and offsets: under 10 bytes a sample."""
+    sizes = mixture(100_000)
+    epoch = plan(sizes, Budget(4096, 18)).epoch(0)
+    len(epoch)
+    assert sum(flat.nbytes + offsets.nbytes for flat, offsets in epoch._windows) < 10 * len(sizes)
+
+
+def test_fingerprints_tell_plans_apart():
+    """Ranks with another budget, seed or window would not see the same epoch: their fingerprints differ."""
+    sizes = mixture(100)
+    plans = [plan(sizes, Budget(1024, 9)), plan(sizes, Budget(1024)), plan(sizes, Budget(1024, 9), seed=1)]
+    plans.append(plan(sizes, Budget(1024, 9), window=64))
+    assert 4 == len({one.fingerprint for one in plans})
+    assert plans[0].fingerprint == plan(sizes, Budget(1024, 9)).fingerprint
+    with pytest.raises(ValueError, match="window is 0"):
+        plan(sizes, Budget(1024, 9), window=0)
+    with pytest.raises(ValueError, match="the first one is 0"):
+        plans[0].epoch(-1)
