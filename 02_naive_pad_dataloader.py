@@ -29,8 +29,9 @@ sizes = mmdp.measure(source, encoder, samples=config.samples, strict=config.stri
 # %% [markdown]
 # ## New: rows, a collate function, a DataLoader
 #
-# A *row* is what a batch is made of; here it holds one sample. `mmdp.batch` stacks rows to (B, L), where L is the longest
-# row of the batch, and pads on the right. Labels are -100 on questions, images and padding: only answers are learnt.
+# A *row* is what a batch is made of; here it holds one sample. `mmdp.batch` stacks rows to (B, L), where L is the
+# longest row of the batch, and pads on the right. Labels are -100 on questions, images and padding: only answers are
+# learnt.
 
 # %%
 build = mmdp.RowBuilder(source, encoder, sizes, strict=config.strict)

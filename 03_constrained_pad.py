@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 03 Constrained padding
 #
-# Give every batch the same length. A sample that is longer is left out, and counted: cutting it could split the tokens of
-# an image, or leave a question without its answer. A fixed length bounds memory, and suits compiled models.
+# Give every batch the same length. A sample that is longer is left out, and counted: cutting it could split the tokens
+# of an image, or leave a question without its answer. A fixed length bounds memory, and suits compiled models.
 
 # %%
 from collections import Counter
@@ -45,7 +45,7 @@ def padded_to(length: int, indices: list[int]) -> DataLoader:
 # %% [markdown]
 # ## First try: drop while batching
 #
-# The collate function drops what is too long. Now batches have fewer rows than asked for: look at the ghost in the figure.
+# The collate function drops what is too long. Now batches have fewer rows than asked for: see the ghost in the figure.
 
 # %%
 every = [int(index) for index in sizes.kept()]
@@ -59,7 +59,7 @@ if lost is not None:
 # %% [markdown]
 # ## New: drop before batching
 #
-# Sizes are known before a pixel is read. So leave the long samples out first, count them, and every batch keeps its rows.
+# Sizes are known before a pixel is read. So leave the long samples out first, and every batch keeps its rows.
 
 # %%
 budget = mmdp.Budget(tokens=config.max_tokens)
@@ -94,5 +94,5 @@ show(row_map(drawn, length=config.max_tokens, title=title, dropped=ghosts), "03_
 # ## What to see, and what comes next
 #
 # The padding share fell, but at a price: samples are gone. And the length is a guess: at 1024 tokens nothing or little
-# is dropped, but then the typical row is mostly padding, and the waste is larger than in stage 02, which pads only to the
-# longest of eight. A row wastes little only if it is filled with several samples: that is packing, and stage 04.
+# is dropped, but then the typical row is mostly padding, and the waste is larger than in stage 02, which pads only to
+# the longest of eight. A row wastes little only if it is filled with several samples: that is packing, and stage 04.

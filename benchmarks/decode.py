@@ -71,7 +71,7 @@ def synthetic_photo(seed: int, width: int = 3072, height: int = 2304) -> Image.I
         np.asarray(Image.fromarray(rng.integers(0, 256, (n, n, 3), dtype=np.uint8)).resize((width, height), kind))
         for n, kind in ((7, Image.Resampling.BICUBIC), (40, Image.Resampling.NEAREST), (300, Image.Resampling.BICUBIC))
     ]
-    mixed = np.average(layers, axis=0, weights=(6, 2, 2)) + rng.normal(0, 3, (height, width, 1))
+    mixed = np.average(layers, axis=0, weights=(7, 1, 1)) + rng.normal(0, 3, (height, width, 1))
     return Image.fromarray(mixed.clip(0, 255).astype(np.uint8))
 
 

@@ -5,8 +5,9 @@ In: (index, tokens, images) of each sample, in order. Out: the sample indices of
 Leaves out: packing whole arrays (`knapsack`), the order of the input and of the rows (`planner`).
 
 The rule. Each row starts with the sample that waits longest, so nothing waits more than `buffer` rows, and neither
-short nor long samples are kept for last. Then the row takes the best sample of the buffer, again and again, until one
-sample or a pair closes its gap to the token. Then the buffer is refilled. Four ideas make it fast and tight:
+short nor long samples are kept for last. While the row is far from full, the oldest go in; then the best of the buffer,
+one by one; and when one sample or a pair closes the gap to the token, the row is done and the buffer is refilled. Four
+ideas make it fast and tight:
 
 - *Lengths are bits.* The lengths that wait are the set bits of a Python integer, one integer for each number of images.
   The longest sample that fits is the highest bit not above the gap, and all pairs that close a gap are one `and` with
@@ -89,37 +90,42 @@ class RowStream:
         self._refill()
         if not self._num_waiting:
             raise StopIteration
+        max_tokens, max_images = self._max_tokens, self._max_images
         tokens, images = max(1, self._sum_tokens), self._sum_images
-        # The images of an average row of this buffer, and the tokens that come with one image.
-        mean_images = min(self._max_images, (images * self._max_tokens + tokens // 2) // tokens)
-        image_tokens = tokens // max(1, images)
         token_weight, image_weight = tokens * self._token_scale, images * self._image_scale
+        # The images of an average row of this buffer, and the tokens that come with one image.
+        mean_images = min(max_images, (images * max_tokens + tokens // 2) // tokens)
+        image_tokens = tokens // max(1, images)
         far = FAR * tokens // self._num_waiting
-        closing = min(self._max_tokens, CLOSING * tokens // self._num_waiting)
+        closing = min(max_tokens, CLOSING * tokens // self._num_waiting)
         if closing > self._reach:
-            self._reach_to(min(self._max_tokens, 2 * closing))
+            self._reach_to(min(max_tokens, 2 * closing))
 
-        row: list[int] = []
-        gap, room = self._max_tokens, self._max_images
+        size = self._oldest()
+        assert size is not None
+        length, count = size
+        row = [self._take(length, count)]
+        gap, room = max_tokens - length, max_images - count
         while gap:
-            wanted = max(0, mean_images - (self._max_images - room))
-            if row and gap <= closing:
-                last = self._closing(gap, room, wanted, spare=self._max_images - mean_images)
+            wanted = max(0, mean_images - (max_images - room))
+            if gap <= closing:
+                last = self._closing(gap, room, wanted, max_images - mean_images)
                 if last:
                     for length, count in last:
                         row.append(self._take(length, count))
                         gap, room = gap - length, room - count
                     break
-            size = self._oldest() if gap > far or not row else None
-            if row and (size is None or size[1] > room or size[0] > gap - max(0, wanted - size[1]) * image_tokens):
+            size = self._oldest() if gap > far else None
+            if size is None or size[1] > room or size[0] > gap - max(0, wanted - size[1]) * image_tokens:
                 size = self._best(gap, room, wanted, image_tokens, gap * token_weight, room * image_weight)
             if size is None:
                 break
-            row.append(self._take(*size))
-            gap, room = gap - size[0], room - size[1]
+            length, count = size
+            row.append(self._take(length, count))
+            gap, room = gap - length, room - count
         self._num_waiting -= len(row)
-        self._sum_tokens -= self._max_tokens - gap
-        self._sum_images -= self._max_images - room
+        self._sum_tokens -= max_tokens - gap
+        self._sum_images -= max_images - room
         self.num_rows += 1
         return row
 
@@ -164,6 +170,7 @@ class RowStream:
             self.num_read += self._num_waiting - before
 
     def _put(self, sizes: Iterable[tuple[int, int, int]]) -> None:
+        """Takes samples into the buffer."""
         max_tokens, max_images, reach = self._max_tokens, self._max_images, self._reach
         lengths, mirrored = self._lengths, self._mirrored
         for index, tokens, images in sizes:
@@ -266,7 +273,7 @@ class RowStream:
         """
         most = min(room, 2 * (len(self._lengths) - 1))
         for off in range(min(spare, max(wanted, most - wanted)) + 1):
-            for count in (wanted + off, wanted - off)[: 1 + (off > 0)]:
+            for count in (wanted + off, wanted - off) if off else (wanted,):
                 if 0 <= count <= most and (sizes := self._exactly(gap, count)):
                     return sizes
         return []

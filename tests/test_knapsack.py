@@ -87,7 +87,7 @@ GOLDEN = {
     "greedy": "7ed70cbca2df6fc9",
     "ffd": "337ad1a727468e02",
     "bfd": "6048f6f7f3085dd4",
-    "knapsack": "a97bd302e2e88747",
+    "knapsack": "f86f047895c8bdf4",
 }
 
 

@@ -120,7 +120,9 @@ FIGURES = {
     "card without images": lambda: plots.sample_card(_sample(), []),
     "card of other scripts": lambda: plots.sample_card(
         _sample(
-            1, "\u4e2d\u6587 $x^2$ \\frac \u0645\u0631\u062d\u0628\u0627 \x00\t\U0001f600 " + "W" * 900, "$\u4e2d" * 99
+            1,
+            "\u4e2d\u6587 $\\nonsense{$ \u0645\u0631\u062d\u0628\u0627 \x00\t\U0001f600 " + "W" * 900,
+            "$\\nonsense{$\u4e2d" * 30,
         ),
         [_image(9, 9)],
     ),
