@@ -81,3 +81,65 @@ class Steps:
             places = [Place(epoch.number, tuple(map(int, rows[place])), after) for place in mine]
             places += [Place(epoch.number, (), after)] * (self.batch_size - len(places))
             yield places
+
+
+class Loader:
+    """Batches of packed rows for one rank.
+
+    `for batch in loader` runs over the rest of the epoch, and the next one over the next epoch. Rows are built ahead, at
+    most `depth` of them and about `max_bytes` bytes of pixels.
+
+    Args:
+        source: the samples.
+        encoder: makes tokens and pixels of them.
+        plan: the rows; from the sizes that `measure` gave for this source and encoder.
+        batch_size: rows a batch, B.
+        rank: of this process, 0 to world_size - 1.
+        world_size: ranks; each takes the same number of steps, and together they see each sample once an epoch.
+        executor: "inline", "threads", "processes", or an executor of your own.
+        num_workers: threads or processes; by default the cores.
+        depth: rows in flight; by default two batches and a row a worker.
+        max_bytes: bytes of pixels in flight.
+        drop_last: leave the last, incomplete step out instead of completing it with filler rows.
+        length: tokens a row, L; by default the plan's budget.
+        strict: raise a sample's error instead of counting it.
+        max_failures: stop when so many samples in a row fail.
+
+    Raises:
+        ValueError: a number out of range, or a plan of other data.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        encoder: Encoder,
+        plan: Plan,
+        *,
+        batch_size: int = 8,
+        rank: int = 0,
+        world_size: int = 1,
+        executor: str | Executor = "threads",
+        num_workers: int | None = None,
+        depth: int | None = None,
+        max_bytes: int = 256 * 2**20,
+        drop_last: bool = False,
+        length: int | None = None,
+        strict: bool = False,
+        max_failures: int = 100,
+    ) -> None:
+        if fingerprint(source, encoder) != plan.sizes.fingerprint:
+            raise ValueError("the plan is of another source or encoder: measure this one, and plan from its sizes")
+        self.plan = plan
+        self.steps = Steps(plan, batch_size, rank, world_size, drop_last)
+        self.length = plan.budget.tokens if length is None else length
+        self.max_bytes = max_bytes
+        self.max_failures = max_failures
+        self.skipped: Counter[str] = Counter()
+        self._build = RowBuilder(source, encoder, plan.sizes, strict=strict)
+        self._pad_id = encoder.pad_id
+        self._executor = make_executor(executor, num_workers) if isinstance(executor, str) else executor
+        self._depth = depth if depth is not None else 2 * batch_size + self._executor.num_workers
+        self._epoch = plan.epoch(0)
+        self._cursor = 0
+        self._started = False
+        self._failures = 0
