@@ -4,8 +4,8 @@ Adds: `Message`, a value as bytes, sent and received; `Report`, an error that cr
 and traceback; `Raised`, what stands in place of a result. Leaves out: who talks to whom (`worker_process`).
 
 A message is one pickle (protocol 5). The memory of large arrays in it follows as it is, without a copy, and is read
-straight into memory of its own. So what arrives is writable, belongs to the receiver alone, and holds no file handle and
-no shared memory, however much of it is kept.
+straight into memory of its own. So what arrives is writable, belongs to the receiver alone, and holds no file handle
+and no shared memory, however much of it is kept.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Message:
 def _room(num_bytes: int) -> _Bytes:
     import numpy as np  # not before it is needed: without it a worker starts in a tenth of the time
 
-    return memoryview(np.empty(num_bytes, dtype=np.uint8))  # unlike a bytearray, not filled with zeros first
+    return np.empty(num_bytes, dtype=np.uint8).data  # unlike a bytearray, not filled with zeros first
 
 
 def _read(channel: socket.socket, room: _Bytes) -> _Bytes:
@@ -142,7 +142,7 @@ class Report:
         return cls(type(error).__qualname__, message, _traceback(error), _pickle_error(error))
 
     def rebuild(self) -> BaseException:
-        """The error, its traceback as a note; a `WorkerError` with its class name and message if it can't be rebuilt."""
+        """The error, its traceback as a note; a `WorkerError` that names class and message if it can't be rebuilt."""
         error: BaseException = WorkerError(f"{self.name}: {self.message}")
         if self.pickled is not None:
             try:

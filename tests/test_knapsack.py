@@ -202,10 +202,11 @@ def test_best_fit_by_histogram_equals_the_textbook(lengths, row_length):
 def test_best_fit_by_histogram_where_numbers_pass_16_bits():
     """Lengths and row numbers are sorted by 16-bit digits; both exceed one digit here."""
     draw = numbers(5)
-    lengths = np.array([50_000 + next(draw) % 50_000 for _ in range(70_000)])
+    lengths = np.array([20_000 + next(draw) % 80_000 for _ in range(110_000)])
     order, starts = best_fit_decreasing(lengths, 100_000)
     rows = np.split(order, starts[1:-1])
     assert len(rows) > 65_536
+    assert sum(len(row) > 1 for row in rows) > 10_000
     assert sums(rows, lengths).max() <= 100_000
     assert np.array_equal(np.arange(len(lengths)), np.sort(order))
 
