@@ -28,30 +28,23 @@ What a worker may do to a run, and what comes of it:
 
 from __future__ import annotations
 
-import atexit
+import math
 import os
-import pickle
-import threading
-import time
-import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from queue import Empty, SimpleQueue
-from typing import Any, Generic, Protocol, Self, TypeVar, cast, get_args
+from collections.abc import Callable, Generator, Iterable
+from multiprocessing import get_all_start_methods
+from typing import Any, Protocol, Self, TypeVar
 
+from mmdp.in_order import Crew, Task, in_order
+from mmdp.process_pool import ProcessPool
 from mmdp.records import shorten
-from mmdp.wire import Raised, WorkerError
-from mmdp.worker_process import StartMethod, WorkerDied, WorkerProcess
+from mmdp.wire import Raised, WorkerDied, WorkerError
+from mmdp.worker_process import StartMethod
 
 __all__ = ["Executor", "Inline", "Processes", "Threads", "WorkerDied", "WorkerError", "executor"]
 
-_FINISH_SECONDS = 1.0  # what an item in work gets to finish when its run is closed, before its process is killed
-_END_SECONDS = 5.0  # for threads to end once nothing holds them
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_Item = TypeVar("_Item", contravariant=True)
 
 
 class Executor(Protocol):
@@ -128,24 +121,14 @@ class Inline:
         *,
         depth: int = 1,
         weight: Callable[[Item], float] | None = None,
-        max_weight: float = float("inf"),
+        max_weight: float = math.inf,
         timeout: float | None = None,
         on_error: Callable[[Item, Exception], Result] | None = None,
     ) -> Generator[Result, None, None]:
-        """As `Executor.run` says; one item is in flight at a time, so it never weighs too much."""
+        """As `Executor.run` says. One item is in flight at a time, so it never weighs too much."""
         _check(depth, weight, max_weight, timeout)
-        return self._run(function, items, on_error)
-
-    def _run(
-        self,
-        function: Callable[[Item], Result],
-        items: Iterable[Item],
-        on_error: Callable[[Item, Exception], Result] | None,
-    ) -> Generator[Result, None, None]:
-        for position, item in enumerate(items):
-            task = _Task(position, item, 0.0)
-            task.outcome = _outcome(function, item)
-            yield cast(Result, task.hand_over(on_error))
+        hands = _InThread(function)
+        return (Task(position, item, outcome=hands(item)).hand_over(on_error) for position, item in enumerate(items))
 
     def close(self) -> None:
         """Nothing to end."""
@@ -154,4 +137,143 @@ class Inline:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        pass
+
+
+class Threads:
+    """Threads of this process: for functions that let go of Python's lock, as decoding an image does.
+
+    Nothing can stop a thread. One that is stuck in the function is left to itself, and ends with the program.
+
+    Args:
+        num_workers: threads, at least 1.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = _check_workers(num_workers)
+        self._crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+
+    def run(
+        self,
+        function: Callable[[Item], Result],
+        items: Iterable[Item],
+        *,
+        depth: int,
+        weight: Callable[[Item], float] | None = None,
+        max_weight: float = math.inf,
+        timeout: float | None = None,
+        on_error: Callable[[Item, Exception], Result] | None = None,
+    ) -> Generator[Result, None, None]:
+        """As `Executor.run` says."""
+        _check(depth, weight, max_weight, timeout)
+        crew = Crew([_InThread(function) for _ in range(self.num_workers)])
+        self._crews.add(crew)
+        return in_order(
+            crew, items, depth=depth, weight=weight, max_weight=max_weight, timeout=timeout, on_error=on_error
+        )
+
+    def close(self) -> None:
+        """Ends every run."""
+        for crew in list(self._crews):
+            crew.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Threads, (self.num_workers,)  # its runs stay behind
+
+
+class Processes:
+    """Processes, each with a copy of the function: for functions that hold Python's lock, and for ones that may crash.
+
+    Items and results are pickled; arrays travel beside the pickle without a copy, and arrive writable. A process takes
+    a moment to start, and as long as it takes to import what the function needs. It is started when there is an item
+    for it. Random state, caches and files that the function opens are those of its process.
+
+    Args:
+        num_workers: processes, at least 1.
+        start_method: "spawn" is safe everywhere. "forkserver" starts faster. "fork" copies this process as it is, and
+            so may hang where threads run in it or torch has been used.
+    """
+
+    def __init__(self, num_workers: int, start_method: StartMethod = "spawn") -> None:
+        if start_method not in get_all_start_methods():
+            raise ValueError(f"no start method {shorten(start_method)} here: choose of {get_all_start_methods()}")
+        self.num_workers = _check_workers(num_workers)
+        self.start_method = start_method
+        self._crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+        self._pool = ProcessPool(start_method)
+
+    def run(
+        self,
+        function: Callable[[Item], Result],
+        items: Iterable[Item],
+        *,
+        depth: int,
+        weight: Callable[[Item], float] | None = None,
+        max_weight: float = math.inf,
+        timeout: float | None = None,
+        on_error: Callable[[Item, Exception], Result] | None = None,
+    ) -> Generator[Result, None, None]:
+        """As `Executor.run` says."""
+        _check(depth, weight, max_weight, timeout)
+        crew = Crew(self._pool.hands(function, self.num_workers, timeout))
+        self._crews.add(crew)
+        return in_order(crew, items, depth=depth, weight=weight, max_weight=max_weight, timeout=None, on_error=on_error)
+
+    def close(self) -> None:
+        """Ends every run and every process."""
+        for crew in list(self._crews):
+            crew.stop()
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        self._pool.keeps = self.num_workers
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.keeps = 0
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Processes, (self.num_workers, self.start_method)  # its processes stay behind
+
+
+class _InThread:
+    """Hands that call the function right here."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, item: Any) -> Any:
+        try:
+            return self._function(item)
+        except BaseException as error:
+            return Raised(error)
+
+    def kill(self) -> None:
+        """Nothing stops a thread."""
+
+    def leave(self) -> None:
+        """Nothing to clear away."""
+
+
+def _check_workers(num_workers: int) -> int:
+    if num_workers < 1:
+        raise ValueError(f"{num_workers} workers do nothing: give at least 1, or choose the executor inline")
+    return num_workers
+
+
+def _check(depth: int, weight: Callable[[Any], float] | None, max_weight: float, timeout: float | None) -> None:
+    if depth < 1:
+        raise ValueError(f"a depth of {depth} items lets nothing through: give at least 1")
+    if weight is None and max_weight != math.inf:
+        raise ValueError(f"max_weight is {max_weight}, but nothing says what an item weighs: give `weight` too")
+    if max_weight <= 0:
+        raise ValueError(f"a max_weight of {max_weight} lets nothing through: give more than 0")
+    if timeout is not None and timeout <= 0:
+        raise ValueError(f"a timeout of {timeout} s lets nothing finish: give more, or None for no limit")

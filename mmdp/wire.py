@@ -1,7 +1,8 @@
 """Messages between a process and its worker: values and errors over a socket.
 
 Adds: `Message`, a value as bytes, sent and received; `Report`, an error that crosses the border with its class, message
-and traceback; `Raised`, what stands in place of a result. Leaves out: who talks to whom (`worker_process`).
+and traceback; `Raised`, what stands in place of a result; `WorkerError` and `WorkerDied`.
+Leaves out: who talks to whom (`worker_process`).
 
 A message is one pickle (protocol 5). The memory of large arrays in it follows as it is, without a copy, and is read
 straight into memory of its own. So what arrives is writable, belongs to the receiver alone, and holds no file handle
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
 import struct
 import traceback
@@ -26,6 +28,38 @@ _Bytes: TypeAlias = "memoryview[int]"
 
 class WorkerError(RuntimeError):
     """A worker process can't start or take its function, or its error can't be rebuilt in this process."""
+
+
+class WorkerDied(WorkerError):  # noqa: N818 - says what happened
+    """A worker process ended in the midst of its work.
+
+    Args:
+        message: what happened.
+        item: what it worked on.
+        exit_code: as the system gave it; -9 for signal 9. None if unknown.
+    """
+
+    def __init__(self, message: str, *, item: object = None, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.item = item
+        self.exit_code = exit_code
+
+
+def name_exit(code: int | None) -> str:
+    """How a process ended, in words.
+
+    >>> print(name_exit(-9))
+    signal 9, SIGKILL (often the out-of-memory killer)
+    """
+    if code is None:
+        return "an unknown exit code"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        return f"signal {-code}"
+    return f"signal {-code}, {name}" + (" (often the out-of-memory killer)" if name == "SIGKILL" else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from multiprocessing import spawn
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NoReturn
 
-from mmdp.wire import Kind, Message, Raised, Report, WorkerError
+from mmdp.wire import Kind, Message, Raised, Report, WorkerDied, WorkerError, name_exit
 
 StartMethod = Literal["spawn", "fork", "forkserver"]
 
@@ -44,21 +44,6 @@ _LEAVE_SECONDS = 2.0  # for an orderly exit, before it is forced
 
 _start_lock = threading.Lock()  # one start at a time, so that no fork inherits the child's end of another's socket
 _importing_main = False  # in a worker, while it imports the main script
-
-
-class WorkerDied(WorkerError):  # noqa: N818 - says what happened
-    """A worker process ended in the midst of its work.
-
-    Args:
-        message: what happened.
-        item: what it worked on.
-        exit_code: as the system gave it; -9 for signal 9. None if unknown.
-    """
-
-    def __init__(self, message: str, *, item: object = None, exit_code: int | None = None) -> None:
-        super().__init__(message)
-        self.item = item
-        self.exit_code = exit_code
 
 
 class WorkerProcess:
@@ -182,7 +167,7 @@ class WorkerProcess:
             if self._exit_code(0) is not None and not ready.poll(0):
                 self._raise_death()
             if time.monotonic() >= end:
-                raise TimeoutError(f"no answer within {timeout} s")
+                raise TimeoutError(f"no result within {timeout} s")
         try:
             message = Message.receive(self._channel)
         except (EOFError, OSError):
@@ -211,23 +196,6 @@ class WorkerProcess:
             return None
 
 
-def name_exit(code: int | None) -> str:
-    """How a process ended, in words.
-
-    >>> print(name_exit(-9))
-    signal 9, SIGKILL (often the out-of-memory killer)
-    """
-    if code is None:
-        return "an unknown exit code"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:  # a real-time signal
-        return f"signal {-code}"
-    return f"signal {-code}, {name}" + (" (often the out-of-memory killer)" if name == "SIGKILL" else "")
-
-
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from mmdp.worker_process import serve_descriptor; serve_descriptor(int(sys.argv[1]))"
@@ -247,12 +215,9 @@ def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 def _fork(method: Literal["fork", "forkserver"], ours: socket.socket, theirs: socket.socket) -> BaseProcess:
     arguments = (theirs, ours if method == "fork" else None)
+    context: Any = multiprocessing.get_context(method)
     # Daemonic: this program's exit ends it, even in the midst of an item.
-    process: BaseProcess
-    if method == "fork":
-        process = multiprocessing.get_context("fork").Process(target=_serve_forked, args=arguments, daemon=True)
-    else:
-        process = multiprocessing.get_context("forkserver").Process(target=_serve_forked, args=arguments, daemon=True)
+    process: BaseProcess = context.Process(target=_serve_forked, args=arguments, daemon=True)
     process.start()
     return process
 
@@ -276,6 +241,8 @@ def serve_descriptor(descriptor: int) -> None:
 
 
 def _serve_forked(channel: socket.socket, inherited: socket.socket | None) -> None:
+    global _start_lock
+    _start_lock = threading.Lock()  # a fork inherits it locked
     if inherited is not None:
         inherited.close()  # the parent's end: as long as it is open here too, nobody notices that the parent closed it
     _serve(channel)

@@ -48,9 +48,6 @@ def triples(tokens, images):
     return list(zip(range(len(tokens)), tokens.tolist(), images.tolist(), strict=True))
 
 
-# --- laws 1 to 4, for every strategy
-
-
 @every_strategy
 @settings(deadline=None, max_examples=150)
 @given(samples=samples, budget=budgets, with_images=st.booleans())
@@ -132,9 +129,6 @@ def test_another_order_of_equal_sizes_fills_as_well(strategy, case_script):
     ties = np.array(case_script("pack_cases").TIES)
     assert len(pack(ties, None, Budget(tokens=16), strategy)) == 15
     assert len(pack(ties[::-1], None, Budget(tokens=16), strategy)) == 15
-
-
-# --- each rule is what its name says
 
 
 @pytest.mark.parametrize(("strategy", "expected"), [("greedy", 4), ("ffd", 3), ("bfd", 3), ("knapsack", 3)])
@@ -268,9 +262,6 @@ def test_sorting_by_tokens_alone_fails_where_images_bind():
     assert len(pack(tokens, images, budget, "knapsack")) == bound
 
 
-# --- what the knapsack promises
-
-
 @pytest.mark.parametrize(
     ("budget", "waste", "variation"),
     [(Budget(1024, 9), 0.0015, None), (Budget(2048, 9), 0.013, 0.08), (Budget(4096, 18), 0.007, 0.05)],
@@ -372,9 +363,6 @@ def test_without_an_image_budget_images_do_not_count():
     expected = list(RowStream(triples(tokens, 0 * images), Budget(1024, 0)))
     assert expected == list(RowStream(triples(tokens, images), Budget(1024)))
     assert expected == [row.tolist() for row in pack(tokens, images, Budget(1024))]
-
-
-# --- bad input
 
 
 def test_refusals_say_why():

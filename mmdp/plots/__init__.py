@@ -1,0 +1,31 @@
+"""The figures: one grammar for all, and the only package that imports matplotlib.
+
+Adds: `row_map` (with `drawn_rows`, which reads it off a batch), `sorted_lengths`, `histograms`, `sample_card`; `save`.
+In: data. Out: a Figure, 900 pixels wide once saved. Leaves out: where figures go and when they are shown (`mmdp.cli`).
+
+The grammar: rows go down and tokens across; each sample has a colour; image tokens are hatched; padding is light grey,
+on the side where it is; the budget is a line; a dropped sample is a ghost, an outline without a filling.
+
+Figures are built without pyplot, so they touch no global state and need no screen. Nothing in them depends on the
+clock: the same data gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from mmdp.plots.card import sample_card
+from mmdp.plots.rows import DrawnRow, DrawnSegment, drawn_rows, row_map
+from mmdp.plots.sizes import histograms, sorted_lengths
+from mmdp.plots.style import PADDING, SAMPLE_COLOURS, save
+
+__all__ = [
+    "PADDING",
+    "SAMPLE_COLOURS",
+    "DrawnRow",
+    "DrawnSegment",
+    "drawn_rows",
+    "histograms",
+    "row_map",
+    "sample_card",
+    "save",
+    "sorted_lengths",
+]
