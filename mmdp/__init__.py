@@ -19,23 +19,42 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmdp.batching import RowBuilder, Rows, batch, join
     from mmdp.encode import Encoder
+    from mmdp.loader import Loader, PackedDataset
+    from mmdp.planner import plan
     from mmdp.records import Budget, DataError
     from mmdp.sizes import measure
     from mmdp.sources import open_source
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Budget", "DataError", "Encoder", "RowBuilder", "Rows", "batch", "join", "measure", "open_source"]
+__all__ = [
+    "Budget",
+    "DataError",
+    "Encoder",
+    "Loader",
+    "PackedDataset",
+    "RowBuilder",
+    "Rows",
+    "batch",
+    "join",
+    "knapsack",
+    "measure",
+    "open_source",
+    "plan",
+]
 
 _HOME = {
     "Budget": "records",
     "DataError": "records",
     "Encoder": "encode",
+    "Loader": "loader",
+    "PackedDataset": "loader",
     "RowBuilder": "batching",
     "Rows": "batching",
     "batch": "batching",
     "join": "batching",
     "measure": "sizes",
     "open_source": "sources",
+    "plan": "planner",
 }
 """The module of each public name. It is imported when the name is first used, since torch takes seconds to load."""
 
@@ -45,4 +64,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"mmdp.{_HOME[name]}"), name)
         globals()[name] = value
         return value
+    if name == "knapsack":
+        return import_module("mmdp.knapsack")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

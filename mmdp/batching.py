@@ -8,6 +8,7 @@ Leaves out: which samples share a row (`planner.py`). Naive, fixed-length and pa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from mmdp.encode import Encoder
 from mmdp.records import IGNORE, Batch, DataError, Encoded, ImageBuffer, Reason, Row
 from mmdp.sizes import Sizes
 from mmdp.sources import Source
+
+_WAITS = (0.1, 0.5)
+"""Seconds before another try, where a file could not be read."""
 
 
 def join(
@@ -53,6 +57,17 @@ def join(
         image_segments=np.repeat(np.arange(1, len(lengths) + 1, dtype=np.int32), [len(group) for group in images]),
         samples=tuple(samples),
         skipped=dict(skipped or {}),
+    )
+
+
+def merge(rows: Sequence[Row]) -> Row:
+    """One row of rows that hold one sample, or the failure of one."""
+    whole = [row for row in rows if row.samples]
+    return join(
+        [Encoded(row.ids, row.labels, ()) for row in whole],
+        [row.images for row in whole],
+        [sample for row in whole for sample in row.samples],
+        {index: reason for row in rows for index, reason in row.skipped.items()},
     )
 
 
@@ -102,6 +117,7 @@ def batch(rows: Sequence[Row], *, pad_id: int, length: int | None = None) -> Bat
         samples=tuple(row.samples for row in kept),
         label_tokens=int((labels != IGNORE).sum()),
         skipped=skipped,
+        filler_rows=sum(not row.samples and not row.skipped for row in kept),
     )
 
 
@@ -129,6 +145,7 @@ class RowBuilder:
     """Sample indices to a row, pixels included. Pure and picklable: every worker of every kind runs it.
 
     A sample that fails while it is built leaves its row: the others move up, the failure is counted with its reason.
+    An `OSError` is no failure of the sample: it is tried again after a moment, and then raised.
 
     Attributes:
         source: the samples.
@@ -149,6 +166,7 @@ class RowBuilder:
 
         Raises:
             DataError: in strict mode, for the first sample that fails.
+            OSError: a file that exists could not be read, three times over.
         """
         encoded: list[Encoded] = []
         images: list[list[np.ndarray]] = []
@@ -156,9 +174,7 @@ class RowBuilder:
         skipped: dict[int, Reason] = {}
         for index in indices:
             try:
-                sample = self.source[index]
-                one = self.sizes.encoded(index) if self.sizes is not None else self.encoder.encode(sample)
-                pixels = self.encoder.pixels(sample, one) if self.pixels else []
+                one, pixels = self._with_patience(index)
             except DataError as error:
                 if self.strict:
                     raise
@@ -168,6 +184,19 @@ class RowBuilder:
             images.append(pixels)
             samples.append(index)
         return join(encoded, images, samples, skipped)
+
+    def _with_patience(self, index: int) -> tuple[Encoded, list[np.ndarray]]:
+        for wait in _WAITS:
+            try:
+                return self._one(index)
+            except OSError:
+                time.sleep(wait)
+        return self._one(index)
+
+    def _one(self, index: int) -> tuple[Encoded, list[np.ndarray]]:
+        sample = self.source[index]
+        one = self.sizes.encoded(index) if self.sizes is not None else self.encoder.encode(sample)
+        return one, self.encoder.pixels(sample, one) if self.pixels else []
 
 
 class Rows(Dataset[Row]):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,7 +125,7 @@ class Chat:
         # Caches do not travel; a worker fills its own.
         return _rebuild_chat, (self.tokenizer, self.template.placeholder, self.marks, self.template.text)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hex digest of all that decides ids and labels: vocabulary, template, marks."""
         digest = blake2b(digest_size=16)

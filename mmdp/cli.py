@@ -2,7 +2,7 @@
 
 Adds: `parse_flags`, which gives a stage the few knobs of `Config` it lists; `report`, the one line every stage prints
 and the JSON file it may write; `show`, which saves a figure and displays it in a notebook.
-Leaves out: what is counted (`metrics.py`) and drawn (`plots.py`).
+Leaves out: what is counted (`metrics.py`) and drawn (`plots`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, make_dataclass
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -55,7 +56,7 @@ def parse_flags(*names: str, stage: str, args: Sequence[str] | None = None, **de
     columns: list[tuple[str, Any, Any]] = []
     for column in fields(Config):
         if column.name in offered:
-            hint: Any = Annotated.__class_getitem__((hints[column.name], tyro.conf.arg(help=documented[column.name])))
+            hint = getitem(Annotated, (hints[column.name], tyro.conf.arg(help=documented[column.name])))
             columns.append((column.name, hint, defaults.get(column.name, column.default)))
     flags: Any = make_dataclass("Flags", columns, frozen=True)
     given = tyro.cli(flags, args=args, description=stage)

@@ -1,7 +1,7 @@
 """What a stage counts, and the one line it prints.
 
 Adds: `Tally`, which adds up batches: samples, rows, tokens, images, padding, skipped samples, seconds.
-Leaves out: figures (`plots.py`), writing the report (`cli.py`).
+Leaves out: figures (`plots`), writing the report (`cli.py`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Tally:
     def add(self, batch: Batch) -> None:
         """Counts one batch."""
         self.samples += sum(len(row) for row in batch.samples)
-        self.rows += len(batch.samples)
+        self.rows += len(batch.samples) - batch.filler_rows
+        if batch.state is not None or batch.filler_rows:
+            self.filler_rows = (self.filler_rows or 0) + batch.filler_rows
         self.tokens += batch.num_tokens
         self.images += len(batch.images)
         self.padded_tokens += batch.padded_tokens

@@ -47,11 +47,16 @@ class ProcessPool:
         return [InProcess(self, pickled, timeout) for _ in range(count)]
 
     def take(self) -> WorkerProcess | None:
-        """A process that a former run left, if there is one."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
+        """A process that a former run left and that still lives, if there is one."""
+        while self._idle:
+            try:
+                worker = self._idle.pop()
+            except IndexError:  # another run was faster
+                break
+            if worker.is_alive():
+                return worker
+            worker.close()
+        return None
 
     def give_back(self, worker: WorkerProcess) -> None:
         """Keeps a process for the next run, or ends it."""

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     IMAGE_PLACES = "image_places"  # images and places for them differ in number
     CONTROL_TEXT = "control_text"  # text spells a control token that this tokenizer can't write as plain text
     INVALID_TEXT = "invalid_text"  # text that can't be encoded, such as a lone surrogate
+    KILLED_WORKER = "killed_worker"  # building it ended the process, twice
     # the image
     UNSAFE_PATH = "unsafe_path"  # a name that leaves the data folder, a URL, or not a regular file
     MISSING_IMAGE = "missing_image"  # no such file or object
@@ -276,6 +277,7 @@ class Row:
         image_segments: (N,) int32, the segment of each image.
         samples: the sample index of each segment.
         skipped: samples that were meant for this row and failed while it was built, with their reason.
+        after: (epoch, row of the plan) where the next step starts; None for a row that belongs to no step.
     """
 
     ids: np.ndarray
@@ -286,6 +288,7 @@ class Row:
     image_segments: np.ndarray
     samples: tuple[int, ...]
     skipped: Mapping[int, Reason] = field(default_factory=dict)
+    after: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -343,6 +346,9 @@ class Batch:
         samples: for each row, the sample index of each of its segments.
         label_tokens: how many labels are not -100.
         skipped: samples left out while this batch was made: index to reason.
+        filler_rows: all-padding rows that complete the last step of an epoch.
+        step_label_tokens: label tokens of the whole step over all ranks, as measured; None outside of a step.
+        state: the loader's state after this batch; None outside of a step.
     """
 
     input_ids: torch.Tensor
@@ -353,6 +359,9 @@ class Batch:
     samples: tuple[tuple[int, ...], ...]
     label_tokens: int
     skipped: Mapping[int, Reason] = field(default_factory=dict)
+    filler_rows: int = 0
+    step_label_tokens: int | None = None
+    state: Mapping[str, Any] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -361,8 +370,8 @@ class Batch:
 
     @property
     def padded_tokens(self) -> int:
-        """Padding tokens."""
-        return self.segments.numel() - self.num_tokens
+        """Padding tokens, those of filler rows aside."""
+        return (len(self.samples) - self.filler_rows) * self.segments.shape[1] - self.num_tokens
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The same batch with its tensors on the device."""

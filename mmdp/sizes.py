@@ -145,7 +145,7 @@ def measure(
         OSError: a file that exists can't be read now; a transient error is never a reason to skip a sample.
         ValueError: no sample can be used.
     """
-    fingerprint = blake2b(f"{source.fingerprint} {encoder.fingerprint}".encode(), digest_size=16).hexdigest()
+    fingerprint = fingerprint_of(source, encoder)
     tokens = TokenCache((cache or cache_folder()) / "tokens" / fingerprint)
     total = len(source) if samples is None else min(samples, len(source))
     if len(_missing(tokens, total)):
@@ -163,6 +163,11 @@ def measure(
         encoder.encode(source[min(sizes.skipped)])  # raises again what an earlier, lenient run counted
     _report_misfits(sizes, budget)
     return sizes
+
+
+def fingerprint_of(source: Source, encoder: Encoder) -> str:
+    """Hex digest of what decides every size: the content of the source, and the encoder."""
+    return blake2b(f"{source.fingerprint} {encoder.fingerprint}".encode(), digest_size=16).hexdigest()
 
 
 def _missing(tokens: TokenCache, total: int) -> np.ndarray:

@@ -99,6 +99,10 @@ class WorkerProcess:
         self._import_main_for(message.pickled)
         return self._ask(message, timeout)
 
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._exit_code(0) is None
+
     def kill(self) -> None:
         """Ends the process at once. May be called from any thread, at any time, more than once."""
         self._killed = True

@@ -16,6 +16,7 @@ from matplotlib.patches import Rectangle
 
 from mmdp import plots
 from mmdp.plots import DrawnRow, DrawnSegment
+from mmdp.plots.lettering import inches, wrap
 from mmdp.records import Batch, ImageBuffer, Sample, Turn
 
 IMAGE, PAD = 3, 0
@@ -352,7 +353,7 @@ def test_card_shows_foreign_text_as_far_as_the_font_goes():
 def test_card_wraps_by_width():
     """Law: no line is wider than its column, and no word is lost."""
     text = "W" * 200 + " " + "i" * 300 + " a few words more " * 20
-    lines = plots._wrap(text, 5.0, 9.5, 44)
-    assert all(plots._inches(line, 9.5) <= 5.0 for line in lines)
+    lines = wrap(text, 5.0, 9.5, 44)
+    assert all(inches(line, 9.5) <= 5.0 for line in lines)
     assert text.replace(" ", "") == "".join(lines).replace(" ", "")
     assert len(lines) > 5

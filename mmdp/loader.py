@@ -1,0 +1,312 @@
+"""Packed batches for one rank, built ahead of the training loop, resumed exactly.
+
+Adds: `Loader`, on any executor; and `PackedDataset`, the same rows for torch's DataLoader.
+Leaves out: which rows a rank gets (`steps.py`), and moving batches to a device (`device.py`).
+
+Memory: at most `depth` rows and `max_bytes` bytes of pixels are in flight; nothing else grows with the data but sizes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Dataset, Sampler
+
+from mmdp import executors
+from mmdp.batching import RowBuilder, batch, join, merge
+from mmdp.executors import Executor, WorkerDied
+from mmdp.records import Batch, Reason, Row
+from mmdp.sizes import Sizes, fingerprint_of
+from mmdp.steps import Place, Steps
+
+if TYPE_CHECKING:
+    from mmdp.encode import Encoder
+    from mmdp.planner import Plan
+    from mmdp.sources import Source
+
+MAX_BYTES = 256 * 2**20
+"""Bytes of pixels in flight."""
+
+MAX_FAILURES = 100
+"""So many samples that fail one after the other mean that the data is gone, not that a sample is bad."""
+
+
+class Loader:
+    """Batches of packed rows for one rank.
+
+    `for batch in loader` runs over what is left of the epoch, and the next loop over the next epoch. A loop that is
+    left early may be taken up again: nothing is lost, and nothing comes twice.
+
+    Args:
+        source: the samples.
+        encoder: makes tokens and pixels of them.
+        plan: the rows, from the sizes that `measure` gave for this source and encoder.
+        batch_size: rows a batch, B.
+        rank: of this process, 0 to world_size - 1.
+        world_size: ranks; all take the same number of steps, and together they see each sample once an epoch.
+        executor: "inline", "threads", "processes", or an executor of your own, which you close.
+        num_workers: threads or processes; by default one for each processor.
+        depth: rows in flight; by default two batches, and one row more for each worker.
+        max_bytes: bytes of pixels in flight, as the plan knows them.
+        drop_last: leave the last, incomplete step out instead of completing it with filler rows.
+        length: tokens a row, L; by default the budget's.
+        strict: raise a sample's error instead of counting it.
+        max_failures: raise when so many samples fail one after the other.
+
+    Attributes:
+        skipped: samples that failed while their row was built, counted by reason, since this loader was made.
+
+    Raises:
+        ValueError: a number out of range, or a plan of other data.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        encoder: Encoder,
+        plan: Plan,
+        *,
+        batch_size: int = 8,
+        rank: int = 0,
+        world_size: int = 1,
+        executor: str | Executor = "threads",
+        num_workers: int | None = None,
+        depth: int | None = None,
+        max_bytes: int = MAX_BYTES,
+        drop_last: bool = False,
+        length: int | None = None,
+        strict: bool = False,
+        max_failures: int = MAX_FAILURES,
+    ) -> None:
+        self.steps = Steps(plan, batch_size, rank, world_size, drop_last)
+        self.skipped: Counter[str] = Counter()
+        self._build = _builder(source, encoder, plan, strict)
+        self._executor = executors.executor(executor, num_workers) if isinstance(executor, str) else executor
+        self._depth = depth if depth is not None else 2 * batch_size + self._executor.num_workers
+        self._max_bytes = max_bytes
+        self._max_failures = max_failures
+        self._collate = partial(batch, pad_id=encoder.pad_id, length=_row_length(plan, length))
+        self._bytes_of = partial(_pixel_bytes, plan.sizes)
+        self._epoch = plan.epoch(0)
+        self._cursor = 0
+        self._failures = 0
+        self._started = False
+        self._loop: Generator[Batch, None, None] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._loop is not None:
+            self._loop.close()  # rows that were read ahead are built again by the new loop
+        self._started = True
+        self._loop = self._batches()
+        return self._loop
+
+    def __len__(self) -> int:
+        """Steps of the next loop: all of an epoch, or what is left of it. Epochs may differ by a few rows."""
+        return self.steps.remaining(self._epoch, self._cursor)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next loop runs over this epoch from its start, or goes on in it where it is in its middle."""
+        if epoch != self._epoch.number or self.steps.done(self._epoch, self._cursor):
+            self._epoch, self._cursor = self.steps.plan.epoch(epoch), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last batch that was handed out; under 200 bytes as JSON."""
+        return self.steps.state(self._epoch.number, self._cursor)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next batch is the one after the state. Any number of workers, ranks and rows a batch will do.
+
+        Raises:
+            ValueError: a state of another plan.
+            RuntimeError: a loop has begun; its batches would not be those of the state.
+        """
+        epoch, self._cursor = _resumed(self.steps, state, started=self._started)
+        self._epoch = self.steps.plan.epoch(epoch)
+
+    def close(self) -> None:
+        """Ends the loop and its workers."""
+        if self._loop is not None:
+            self._loop.close()
+        self._executor.close()
+
+    def _batches(self) -> Generator[Batch, None, None]:
+        if self.steps.done(self._epoch, self._cursor):
+            self._epoch, self._cursor = self.steps.plan.epoch(self._epoch.number + 1), 0
+        ahead: deque[Place] = deque()
+
+        def samples() -> Iterator[tuple[int, ...]]:
+            for places in self.steps.places(self._epoch, self._cursor):
+                for place in places:
+                    ahead.append(place)
+                    yield place.samples
+
+        rows = self._executor.run(
+            self._build,
+            samples(),
+            depth=self._depth,
+            weight=self._bytes_of,
+            max_weight=self._max_bytes,
+            on_error=self._rescue,
+        )
+        try:
+            while step := list(islice(rows, self.steps.batch_size)):
+                for row in step:
+                    self._count(row)
+                places = [ahead.popleft() for _ in step]
+                made = replace(
+                    self._collate(step),
+                    step_label_tokens=places[0].step_label_tokens,
+                    state=self.steps.state(self._epoch.number, places[0].after),
+                )
+                self._cursor = places[0].after
+                yield made
+        finally:
+            rows.close()
+
+    def _rescue(self, samples: tuple[int, ...], error: Exception) -> Row:
+        """Builds a row that killed its worker sample by sample, so that one image does not cost its neighbours."""
+        if not isinstance(error, WorkerDied) or self._build.strict:
+            raise error
+        with executors.Processes(1) as throw_away:
+            alone = [(sample,) for sample in samples]
+            return merge(list(throw_away.run(self._build, alone, depth=1, on_error=_killed)))
+
+    def _count(self, row: Row) -> None:
+        self.skipped.update(map(str, row.skipped.values()))
+        self._failures = 0 if row.samples else self._failures + len(row.skipped)
+        if self._failures >= self._max_failures:
+            raise RuntimeError(
+                f"the last {self._failures} samples failed, one after the other ({dict(self.skipped)}): the data can't "
+                "be read any more. Mend it and resume; `max_failures` sets the limit"
+            )
+
+
+class PackedDataset(Dataset[Row]):
+    """The rows of a plan as a map-style data set for torch's DataLoader.
+
+    `dataset[k]` is row k of the epoch. Three ways to go over it, all with `collate_fn=dataset.collate`:
+
+    - `DataLoader(dataset, batch_sampler=dataset.sampler(8, rank, world_size), ...)`: balanced ranks, equal steps,
+      every sample once. `batch.state` is what to save; `sampler.load_state_dict` goes on after it. The sampler starts
+      the next epoch by itself, and persistent workers follow it.
+    - `DataLoader(dataset, batch_size=8, shuffle=False)`: one process; the plan has shuffled already. `set_epoch` before
+      each epoch; workers must not be persistent, or they never hear of it.
+    - A `DistributedSampler(shuffle=False)` of torch works too, but repeats rows to make ranks equal.
+
+    Args:
+        source: the samples.
+        encoder: makes tokens and pixels of them.
+        plan: the rows, from the sizes that `measure` gave for this source and encoder.
+        length: tokens a row in a batch, L; by default the budget's.
+        strict: raise a sample's error instead of counting it.
+    """
+
+    def __init__(
+        self, source: Source, encoder: Encoder, plan: Plan, *, length: int | None = None, strict: bool = False
+    ) -> None:
+        self.plan = plan
+        self._build = _builder(source, encoder, plan, strict)
+        self._collate = partial(batch, pad_id=encoder.pad_id, length=_row_length(plan, length))
+        self._epoch = plan.epoch(0)
+
+    def __len__(self) -> int:
+        return len(self._epoch)
+
+    def __getitem__(self, row: int | Place) -> Row:
+        if isinstance(row, Place):
+            return replace(self._build(row.samples), after=(row.epoch, row.after))
+        return self._build(tuple(map(int, self._epoch[row])))
+
+    def set_epoch(self, epoch: int) -> None:
+        """The rows of another epoch."""
+        self._epoch = self.plan.epoch(epoch)
+
+    def sampler(
+        self, batch_size: int = 8, rank: int = 0, world_size: int = 1, *, drop_last: bool = False
+    ) -> StepSampler:
+        """The batch sampler of one rank."""
+        return StepSampler(Steps(self.plan, batch_size, rank, world_size, drop_last))
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        """B rows as one batch, with the state after it where the rows belong to a step."""
+        made = self._collate(rows)
+        if rows[0].after is None:
+            return made
+        return replace(made, state=Steps(self.plan, 1).state(*rows[0].after))
+
+
+class StepSampler(Sampler[list[Place]]):
+    """The rows of one rank, step after step, as a batch sampler.
+
+    Each loop is one epoch, or what is left of it after a loaded state; the next loop is the next epoch. A loop that is
+    left early starts again: what a DataLoader has read ahead, only the batches know. So save `batch.state`.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._epoch = steps.plan.epoch(0)
+        self._cursor = 0
+        self._started = False
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        self._started = True
+        if self._steps.done(self._epoch, self._cursor):
+            self._epoch, self._cursor = self._steps.plan.epoch(self._epoch.number + 1), 0
+        epoch = self._epoch
+        yield from self._steps.places(epoch, self._cursor)
+        if self._epoch is epoch:
+            self._epoch, self._cursor = self._steps.plan.epoch(epoch.number + 1), 0
+
+    def __len__(self) -> int:
+        """Steps of the next loop."""
+        return self._steps.remaining(self._epoch, self._cursor)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next loop runs over this epoch; one that a loaded state is in the middle of goes on there."""
+        if epoch != self._epoch.number:
+            self._epoch, self._cursor = self._steps.plan.epoch(epoch), 0
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next batch is the one after the state, which was some batch's `state`.
+
+        Raises:
+            ValueError: a state of another plan.
+            RuntimeError: a loop has begun.
+        """
+        epoch, cursor = _resumed(self._steps, state, started=self._started)
+        self._epoch, self._cursor = self._steps.plan.epoch(epoch), cursor
+
+
+def _builder(source: Source, encoder: Encoder, plan: Plan, strict: bool) -> RowBuilder:
+    if fingerprint_of(source, encoder) != plan.sizes.fingerprint:
+        raise ValueError("the plan is of another source or encoder: measure this one, and plan from its sizes")
+    return RowBuilder(source, encoder, plan.sizes, strict=strict)
+
+
+def _resumed(steps: Steps, state: Mapping[str, Any], *, started: bool) -> tuple[int, int]:
+    if started:
+        raise RuntimeError("load the state before the first loop: this one has begun with other rows")
+    return steps.check(state)
+
+
+def _row_length(plan: Plan, length: int | None) -> int:
+    if length is None:
+        return plan.budget.tokens
+    if length < plan.budget.tokens:
+        raise ValueError(f"rows of {length} tokens can't hold the {plan.budget.tokens} of the plan's budget")
+    return length
+
+
+def _pixel_bytes(sizes: Sizes, samples: Sequence[int]) -> int:
+    return sum(3 * at.height * at.width for sample in samples for at in sizes.encoded(sample).layouts)
+
+
+def _killed(samples: tuple[int, ...], error: Exception) -> Row:
+    if not isinstance(error, WorkerDied):
+        raise error
+    return join([], [], [], dict.fromkeys(samples, Reason.KILLED_WORKER))

@@ -1,0 +1,109 @@
+"""Which rows a rank builds, step after step.
+
+Adds: `Steps`, the rows of one rank from any row of the plan on; `Place`, one of them; and the state a run resumes from.
+Leaves out: building rows (`loader.py`), planning them (`planner.py`).
+
+A step is the next world_size x batch_size rows of the plan. The state after it is (epoch, row number), whatever was
+read ahead: it holds for any number of workers, ranks and rows a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mmdp.planner import Epoch, Plan, deal
+
+_STATE_VERSION = 1
+
+
+class Place(NamedTuple):
+    """One row that a rank is to build.
+
+    Attributes:
+        samples: indices; empty for a filler row.
+        epoch: its number.
+        after: the row of the plan where the next step starts.
+        step_label_tokens: label tokens of the whole step, over all ranks, as measured.
+    """
+
+    samples: tuple[int, ...]
+    epoch: int
+    after: int
+    step_label_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The rows of one rank. All ranks take the same number of steps, and together each row once.
+
+    Attributes:
+        plan: the rows of every epoch.
+        batch_size: rows a rank and step, B.
+        rank: 0 to world_size - 1.
+        world_size: ranks, W.
+        drop_last: leave the last, incomplete step out, instead of completing it with filler rows.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    plan: Plan
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch_size", self.batch_size), ("world_size", self.world_size)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}: it must be at least 1")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size}: ranks go from 0 to world size - 1")
+
+    def done(self, epoch: Epoch, cursor: int) -> bool:
+        """Whether no step is left from row `cursor` on; plans no further than it must."""
+        step = self.world_size * self.batch_size if self.drop_last else 1
+        return len(epoch.take(cursor, step)) < step
+
+    def count(self, epoch: Epoch, cursor: int = 0) -> int:
+        """How many steps there are from row `cursor` on; plans the whole epoch."""
+        rows, step = max(0, len(epoch) - cursor), self.world_size * self.batch_size
+        return rows // step if self.drop_last else -(-rows // step)
+
+    def remaining(self, epoch: Epoch, cursor: int) -> int:
+        """Steps of the next loop: what is left of the epoch, or the next one whole."""
+        return self.count(epoch, cursor) or self.count(self.plan.epoch(epoch.number + 1))
+
+    def places(self, epoch: Epoch, cursor: int = 0) -> Iterator[list[Place]]:
+        """For each step from row `cursor` on, the B rows of this rank, filler rows among them; plans as it goes."""
+        sizes, step = self.plan.sizes, self.world_size * self.batch_size
+        while rows := epoch.take(cursor, step):
+            if self.drop_last and len(rows) < step:
+                return
+            cursor += len(rows)
+            labels = sum(int(sizes.label_tokens[row].sum()) for row in rows)
+            mine = deal(rows, sizes, world_size=self.world_size, batch_size=self.batch_size)[self.rank]
+            places = [Place(tuple(map(int, rows[place])), epoch.number, cursor, labels) for place in mine]
+            places += [Place((), epoch.number, cursor, labels)] * (self.batch_size - len(places))
+            yield places
+
+    def state(self, epoch: int, cursor: int) -> dict[str, Any]:
+        """The state after a step: under 200 bytes as JSON."""
+        return {"version": _STATE_VERSION, "plan": self.plan.fingerprint, "epoch": epoch, "cursor": cursor}
+
+    def check(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """(epoch, cursor) of a state.
+
+        Raises:
+            ValueError: no state of ours, or one of another plan.
+        """
+        if state.get("version") != _STATE_VERSION or not {"plan", "epoch", "cursor"} <= state.keys():
+            raise ValueError(f"not a state of this loader: {dict(state)!r:.200}")
+        if state["plan"] != self.plan.fingerprint:
+            raise ValueError(
+                f"the state is of plan {state['plan']}, this one is {self.plan.fingerprint}: data, tokenizer, vision "
+                "family, budget and seed must be those of the run that saved it"
+            )
+        return int(state["epoch"]), int(state["cursor"])
