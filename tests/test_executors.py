@@ -427,14 +427,13 @@ def test_never_more_items_in_flight_than_said(any_executor, depth):
 
 def test_never_more_weight_in_flight_than_said(with_workers):
     """Law 10 for what results weigh; one that is too heavy runs alone; order and results stay."""
-    weights = [3, 3, 3, 3, 20, 1, 1, 1, 8, 9, *([2] * 12), 1, 30, 5, 5]
-    items = list(enumerate(weights))
+    weights = [*([2] * 12), 3, 3, 3, 3, 20, 1, 1, 1, 8, 9, 30, 5, 5]
     begun, received = [], []
-    for (position, _), start, _ in with_workers.run(
-        work.start_and_end, items, depth=6, weight=lambda item: item[1], max_weight=10
+    for item, start, _ in with_workers.run(
+        work.start_and_end, range(len(weights)), depth=6, weight=weights.__getitem__, max_weight=10
     ):
-        begun.append((start, weights[position]))
-        received.append((time.monotonic(), -weights[position]))
+        begun.append((start, weights[item]))
+        received.append((time.monotonic(), -weights[item]))
         time.sleep(0.02)
     assert len(weights) == len(received)
     load, held, most = 0, 0, 0
