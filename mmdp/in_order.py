@@ -20,7 +20,7 @@ from mmdp.records import shorten
 from mmdp.wire import Raised
 
 _FINISH_SECONDS = 1.0  # what the items in work get to finish when a run is closed, before their workers are killed
-_END_SECONDS = 5.0  # for the threads to end after that
+_END_SECONDS = 3.0  # for the threads to end after that
 
 OnError = Callable[[Any, Exception], Any]
 

@@ -19,7 +19,8 @@ run needs, with other ranks and other batches too. Integer arithmetic and a hash
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -38,6 +39,9 @@ VERSION = 1
 
 WINDOW = 512
 """Rows sorted by cost at a time: 8 for each of 64 rows a step. Advised: at least 8 x world size x batch size."""
+
+_FIRST_WINDOW = 64
+"""Rows in the first window of an epoch; each later one has twice as many, up to `WINDOW`. So a cold start is short."""
 
 BLOCK = 8
 """Rows that stay neighbours when a window is shuffled."""
@@ -112,6 +116,7 @@ class Epoch(Sequence[np.ndarray]):
         self.number = number
         self._lock = threading.Lock()
         self._windows: list[tuple[np.ndarray, np.ndarray]] = []  # flat indices and offsets of each planned window
+        self._ends = [0]  # the row where each planned window starts, and where the last one ends
         self._source: Iterator[list[list[int]]] | None = _windows(plan, number)
 
     def __reduce__(self) -> tuple[type[Epoch], tuple[Plan, int]]:
@@ -120,7 +125,7 @@ class Epoch(Sequence[np.ndarray]):
     def __len__(self) -> int:
         while self._grow():
             pass
-        return sum(len(offsets) - 1 for _, offsets in self._windows)
+        return self._ends[-1]
 
     @overload
     def __getitem__(self, row: int) -> np.ndarray: ...
@@ -133,11 +138,12 @@ class Epoch(Sequence[np.ndarray]):
             return [self[number] for number in range(*row.indices(len(self)))]
         if row < 0:
             row += len(self)
-        window, place = divmod(row, self._plan.window)
-        while row >= 0 and window >= len(self._windows) and self._grow():
+        while row >= self._ends[-1] and self._grow():
             pass
-        if row < 0 or window >= len(self._windows) or place + 1 >= len(self._windows[window][1]):
+        if not 0 <= row < self._ends[-1]:
             raise IndexError(f"no row {row} in epoch {self.number}")
+        window = bisect_right(self._ends, row) - 1
+        place = row - self._ends[window]
         flat, offsets = self._windows[window]
         return flat[offsets[place] : offsets[place + 1]]
 
@@ -165,6 +171,7 @@ class Epoch(Sequence[np.ndarray]):
             flat = np.fromiter((index for row in rows for index in row), dtype=np.int32, count=int(offsets[-1]))
             flat.flags.writeable = False
             self._windows.append((flat, offsets))
+            self._ends.append(self._ends[-1] + len(rows))  # last, since readers take no lock
             return True
 
 
@@ -221,8 +228,9 @@ def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
 def _windows(plan: Plan, epoch: int) -> Iterator[list[list[int]]]:
     """The rows of an epoch, window by window, each in its final order."""
     rows = RowStream(_stream(plan, epoch), plan.budget, buffer=plan.buffer)
-    num_blocks = 0
-    while window := list(islice(rows, plan.window)):
+    num_blocks, size = 0, min(_FIRST_WINDOW, plan.window)
+    while window := list(islice(rows, size)):
+        size = min(2 * size, plan.window)
         order = np.argsort(row_costs(window, plan.sizes), kind="stable")
         blocks = [order[start : start + plan.block] for start in range(0, len(order), plan.block)]
         numbers = np.arange(num_blocks, num_blocks + len(blocks), dtype=np.uint64)
@@ -231,18 +239,20 @@ def _windows(plan: Plan, epoch: int) -> Iterator[list[list[int]]]:
         yield [window[place] for block in mixed for place in blocks[block]]
 
 
-def _stream(plan: Plan, epoch: int) -> Iterable[tuple[int, int, int]]:
+def _stream(plan: Plan, epoch: int) -> Iterator[tuple[int, int, int]]:
     """(index, tokens, images) of every sample that fits a row, shuffled."""
-    sizes = plan.sizes
+    sizes, budget, found = plan.sizes, plan.budget, False
     order = np.argsort(_keys(np.arange(len(sizes), dtype=np.uint64), plan.seed, epoch, salt=0), kind="stable")
-    usable = np.ones(len(sizes), dtype=bool)
-    usable[list(plan.skipped)] = False
-    order = order[usable[order]]
-    if not len(order):
-        raise ValueError(f"none of the {len(sizes)} samples fits a row of {plan.budget}: {sizes.counts(plan.budget)}")
     for start in range(0, len(order), _CHUNK):
         chunk = order[start : start + _CHUNK]
-        yield from zip(chunk.tolist(), sizes.tokens[chunk].tolist(), sizes.images[chunk].tolist(), strict=True)
+        sizes.require(chunk)
+        columns = chunk.tolist(), sizes.tokens[chunk].tolist(), sizes.images[chunk].tolist()
+        for index, tokens, images in zip(*columns, strict=True):
+            if index not in sizes.skipped and budget.refusal(tokens, images) is None:
+                found = True
+                yield index, tokens, images
+    if not found:
+        raise ValueError(f"none of the {len(sizes)} samples fits a row of {budget}: {sizes.counts(budget)}")
 
 
 def _keys(numbers: np.ndarray, seed: int, epoch: int, *, salt: int) -> np.ndarray:

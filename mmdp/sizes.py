@@ -8,11 +8,13 @@ Leaves out: which samples share a row (`planner.py`).
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,12 +35,14 @@ _KEEP_SHARE = 0.99
 """A suggested budget holds this share of the samples."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Sizes:
     """What each of the N samples of a source asks of a row.
 
+    Lazy sizes (`measure(..., lazy=True)`) are filled in as they are asked for: by `require`, which the planner calls.
+
     Attributes:
-        tokens: (N,) int32, image placeholders included; 0 for a sample that is skipped.
+        tokens: (N,) int32, image placeholders included; 0 for a sample that is skipped, or not measured yet.
         images: (N,) int32.
         vision: (N,) int64, patches or tiles.
         label_tokens: (N,) int32.
@@ -54,18 +58,64 @@ class Sizes:
     skipped: dict[int, Reason]
     fingerprint: str
     cache: TokenCache = field(repr=False)
-    _position: np.ndarray = field(repr=False)
+    _position: np.ndarray = field(repr=False)  # (N,) int64, the record of each sample in the cache; -1 for none yet
+    _measuring: _Measuring | None = field(default=None, repr=False)
+    _num_read: int = field(default=0, repr=False)  # records of the cache that are taken in
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Nothing is copied to workers: they map the cache. What is measured later, `encoded` finds there.
+        return _read_sizes, (self.cache, len(self), self.fingerprint)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample is measured."""
+        return bool((self._position >= 0).all())
+
+    def require(self, indices: np.ndarray) -> None:
+        """Makes sure that these samples are measured; only lazy sizes ever have something to do.
+
+        Raises:
+            DataError: in strict mode, for a bad sample.
+        """
+        if self._measuring is None:
+            return
+        with self._measuring.lock:
+            missing = indices[self._position[indices] < 0]
+            if len(missing):
+                self._measuring.add(missing, self.cache)
+                self._update()
 
     def encoded(self, index: int) -> Encoded:
         """Sample `index` as it was measured, from the cache; its arrays are read-only.
 
         Raises:
             DataError: the sample is one of `skipped`.
+            KeyError: it is not measured yet.
         """
+        if self._position[index] < 0:
+            self.cache.reload()
+            self._update()
+        if self._position[index] < 0:
+            raise KeyError(f"sample {index} is not measured yet: call `require`")
         return self.cache.encoded(int(self._position[index]))
+
+    def _update(self) -> None:
+        """Takes in what has come to the cache since the last time; of two records of a sample the later one holds."""
+        new = self.cache.records[self._num_read :]
+        place = np.arange(self._num_read, self._num_read + len(new))
+        self._num_read += len(new)
+        inside = new["index"] < len(self)
+        new, place = new[inside], place[inside]
+        index = new["index"]
+        for name in ("tokens", "images", "vision", "label_tokens"):
+            getattr(self, name)[index] = new[name]
+        self.skipped.update(self.cache.reasons(new))
+        self._position[index] = place  # last, since readers take no lock
+        for sample in [sample for sample in self.skipped if not self.cache.is_refusal(self._position[sample])]:
+            del self.skipped[sample]
 
     def messages(self) -> dict[int, str]:
         """Index to message, for the samples in `skipped`: file, line, id, field, what was found."""
@@ -118,6 +168,20 @@ class Sizes:
         return Budget(tokens=tokens, images=max(most, round(in_proportion)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    """What lazy sizes need to measure on."""
+
+    source: Source
+    encoder: Encoder
+    strict: bool
+    lock: threading.Lock
+
+    def add(self, missing: np.ndarray, cache: TokenCache) -> None:
+        with cache.writer() as writer:
+            writer.add(_encode_block(self.source, self.encoder, missing, self.strict))
+
+
 def measure(
     source: Source,
     encoder: Encoder,
@@ -125,6 +189,7 @@ def measure(
     budget: Budget | None = None,
     samples: int | None = None,
     strict: bool = False,
+    lazy: bool = False,
     cache: Path | None = None,
 ) -> Sizes:
     """The size of every sample, from text and image headers alone.
@@ -138,6 +203,8 @@ def measure(
         budget: warn, with a better one, when more than 5 % of the samples fit no row of it.
         samples: measure only the first so many samples.
         strict: raise the first bad sample's error instead of counting it.
+        lazy: return at once; a plan measures what its next rows need. Lengths, counts and `skipped` are true only when
+            all is measured, after an epoch or `len(plan.epoch(0))`.
         cache: where token caches lie; by default `config.cache_folder()`.
 
     Raises:
@@ -148,6 +215,10 @@ def measure(
     fingerprint = fingerprint_of(source, encoder)
     tokens = TokenCache((cache or cache_folder()) / "tokens" / fingerprint)
     total = len(source) if samples is None else min(samples, len(source))
+    if lazy:
+        sizes = _read_sizes(tokens, total, fingerprint)
+        sizes._measuring = _Measuring(source, encoder, strict, threading.Lock())
+        return sizes
     if len(_missing(tokens, total)):
         with tokens.writer() as writer:
             missing = _missing(tokens, total)
@@ -157,8 +228,8 @@ def measure(
             for block in track([blocks[number] for number in order], f"measuring {source.name}", unit_size=_BLOCK):
                 writer.add(_encode_block(source, encoder, block, strict))
     else:
-        _retry(tokens, source, encoder, total)
-    sizes = _sizes(tokens, total, fingerprint)
+        _retry(tokens, source, encoder, _read_sizes(tokens, total, fingerprint).skipped)
+    sizes = _read_sizes(tokens, total, fingerprint)
     if strict and sizes.skipped:
         encoder.encode(source[min(sizes.skipped)])  # raises again what an earlier, lenient run counted
     _report_misfits(sizes, budget)
@@ -178,15 +249,11 @@ def _missing(tokens: TokenCache, total: int) -> np.ndarray:
     return np.flatnonzero(todo)
 
 
-def _retry(tokens: TokenCache, source: Source, encoder: Encoder, total: int) -> None:
+def _retry(tokens: TokenCache, source: Source, encoder: Encoder, skipped: dict[int, Reason]) -> None:
     """Measures again what was refused for its images, and notes what has changed."""
-    refused = {index: reason for index, reason in tokens.refused().items() if index < total and reason.of_image}
-    if not refused:
-        return
-    results = _encode_block(source, encoder, np.array(list(refused)), strict=False)
-    changed = [
-        (index, one) for index, one in results if not (isinstance(one, DataError) and one.reason == refused[index])
-    ]
+    again = [index for index, reason in skipped.items() if reason.of_image]
+    results = _encode_block(source, encoder, np.array(again, dtype=np.int64), strict=False)
+    changed = [(index, one) for index, one in results if not isinstance(one, DataError) or one.reason != skipped[index]]
     if changed:
         with tokens.writer() as writer:
             writer.add(changed)
@@ -206,21 +273,21 @@ def _encode_block(
     return results
 
 
-def _sizes(tokens: TokenCache, total: int, fingerprint: str) -> Sizes:
-    index, position = tokens.positions()
-    position = position[index < total]
-    assert len(position) == total
-    records = tokens.records[position]
-    return Sizes(
-        tokens=records["tokens"].copy(),
-        images=records["images"].copy(),
-        vision=records["vision"].copy(),
-        label_tokens=records["label_tokens"].copy(),
-        skipped={index: reason for index, reason in tokens.refused().items() if index < total},
+def _read_sizes(tokens: TokenCache, total: int, fingerprint: str) -> Sizes:
+    """The sizes of the first `total` samples, as far as they are in the cache."""
+    small = [np.zeros(total, dtype=np.int32) for _ in range(3)]
+    sizes = Sizes(
+        tokens=small[0],
+        images=small[1],
+        vision=np.zeros(total, dtype=np.int64),
+        label_tokens=small[2],
+        skipped={},
         fingerprint=fingerprint,
         cache=tokens,
-        _position=position,
+        _position=np.full(total, -1, dtype=np.int64),
     )
+    sizes._update()
+    return sizes
 
 
 def _report_misfits(sizes: Sizes, budget: Budget | None) -> None:

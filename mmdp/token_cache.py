@@ -58,12 +58,13 @@ class TokenCache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._load()
+        self.reload()
 
     def __reduce__(self) -> tuple[type[TokenCache], tuple[Path]]:
         return TokenCache, (self.folder,)
 
-    def _load(self) -> None:
+    def reload(self) -> None:
+        """Takes in what another process has added."""
         self.records = _mapped(self.folder / "records.bin", _RECORD)
         self._ids = _mapped(self.folder / "ids.i32", np.dtype("<i4"))
         self._labels = _mapped(self.folder / "labels.i32", np.dtype("<i4"))
@@ -90,36 +91,31 @@ class TokenCache:
             layouts=tuple(ImageLayout(*map(int, layout)) for layout in layouts.reshape(-1, 4)),
         )
 
-    def positions(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rising sample indices (K,) and the record (K,) of each; a sample measured twice has its last one."""
-        index, from_the_end = np.unique(self.records["index"][::-1], return_index=True)
-        return index, len(self.records) - 1 - from_the_end
+    def is_refusal(self, position: int) -> bool:
+        """Whether record `position` refuses its sample."""
+        return bool(self.records[position]["reason"])
 
-    def refused(self) -> dict[int, Reason]:
-        """Sample index to reason, for every sample whose last record is a refusal."""
-        last = self.records[self.positions()[1]]
-        bad = last[last["reason"] != 0]
+    @staticmethod
+    def reasons(records: np.ndarray) -> dict[int, Reason]:
+        """Sample index to reason, for those of these records that refuse their sample."""
+        bad = records[records["reason"] != 0]
         return {int(index): _REASONS[reason - 1] for index, reason in zip(bad["index"], bad["reason"], strict=True)}
 
     def messages(self) -> dict[int, str]:
-        """Sample index to message, for every sample that was refused."""
+        """Sample index to the message of its last refusal; a sample may have become good since."""
         path = self.folder / "refusals.jsonl"
-        if not path.exists():
-            return {}
-        refused = self.refused()
         messages = {}
-        for line in path.read_bytes().splitlines():
+        for line in path.read_bytes().splitlines() if path.exists() else ():
             with contextlib.suppress(ValueError):  # the last line may be cut
                 entry = json.loads(line)
-                if entry["index"] in refused:
-                    messages[entry["index"]] = entry["message"]
+                messages[entry["index"]] = entry["message"]
         return messages
 
     @contextlib.contextmanager
     def writer(self) -> Iterator[Writer]:
         """Adds samples, one process at a time; another one waits, and says for what."""
         with _locked(self.folder / "lock"):
-            self._load()  # another process may have measured meanwhile
+            self.reload()  # another process may have measured meanwhile
             ends = (
                 int((self.records["token_start"] + self.records["tokens"]).max(initial=0)) * 4,
                 int((self.records["token_start"] + self.records["tokens"]).max(initial=0)) * 4,
@@ -132,7 +128,7 @@ class TokenCache:
                     file.truncate(end)
                     file.seek(end)
                 yield Writer(files, token_end=ends[0] // 4, layout_end=ends[2] // 4)
-            self._load()
+            self.reload()
 
 
 class Writer:

@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
-from multiprocessing import spawn
+from multiprocessing import resource_tracker, spawn
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NoReturn
 
@@ -125,6 +125,8 @@ class WorkerProcess:
                 'put what the script does under `if __name__ == "__main__":`, or the function into a module'
             )
         try:
+            if self._start_method == "forkserver":
+                resource_tracker.ensure_running()  # it would let interrupts through that are held back
             with _start_lock:
                 self._channel, theirs = socket.socketpair()
                 with theirs, _interrupt_held_back():
@@ -218,6 +220,10 @@ def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def _fork(method: Literal["fork", "forkserver"], ours: socket.socket, theirs: socket.socket) -> BaseProcess:
+    # Python imports this when it first waits for such a process. At exit that were too late: running the import makes it
+    # forget that Ctrl-C is why it ends, and it exits with code 1.
+    import multiprocessing.connection
+
     arguments = (theirs, ours if method == "fork" else None)
     context: Any = multiprocessing.get_context(method)
     # Daemonic: this program's exit ends it, even in the midst of an item.

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import tokenizer, write_data
 
+import mmdp
 from mmdp.knapsack import lower_bound
 from mmdp.planner import deal, plan, row_costs
 from mmdp.records import Budget, Reason
@@ -77,7 +79,7 @@ def test_the_same_plan_on_every_machine():
     assert GOLDEN == hashlib.sha256(flat + lengths.encode()).hexdigest()[:16]
 
 
-GOLDEN = "to be filled"
+GOLDEN = "ea2b7dce10bf8949"
 
 
 def test_epochs_and_seeds_differ_and_repeat():
@@ -96,6 +98,7 @@ def test_a_row_is_planned_when_it_is_asked_for():
     epoch = plan(sizes, Budget(1024, 9), window=64).epoch(0)
     first = epoch[0].tolist()
     assert 1 == len(epoch._windows)
+    assert 64 == epoch._ends[1]
     assert len(list(epoch)) == len(epoch)
     assert first == epoch[0].tolist()
     assert epoch[-1].tolist() == epoch[len(epoch) - 1].tolist()
@@ -106,8 +109,8 @@ def test_a_row_is_planned_when_it_is_asked_for():
             epoch[row]
 
 
-def test_threads_and_pickles_share_a_plan():
-    """Any number of threads read the same rows; a pickled epoch plans them again."""
+def test_threads_share_a_plan():
+    """Any number of threads read the same rows."""
     planned = plan(mixture(5000), Budget(1024, 9), window=16)
     wanted, shared = [row.tolist() for row in planned.epoch(0)], planned.epoch(0)
     got: list[list] = [[] for _ in range(4)]
@@ -121,7 +124,41 @@ def test_threads_and_pickles_share_a_plan():
     for thread in threads:
         thread.join()
     assert [wanted] * 4 == got
-    assert wanted == [row.tolist() for row in pickle.loads(pickle.dumps(shared))]
+
+
+def test_lazy_sizes_give_the_same_plan(tmp_path):
+    """A cold start measures a few hundred samples for its first row, and the whole epoch is the same in the end."""
+    source = mmdp.open_source(write_data(tmp_path, (1, 0, 0, 2), repeat=300))
+    encoder, budget = mmdp.Encoder(tokenizer(), "fixed:4"), Budget(64, 9)
+    lazy = mmdp.measure(source, encoder, lazy=True, cache=tmp_path / "lazy")
+    epoch = plan(lazy, budget).epoch(0)
+    assert (0, False) == (int(lazy.tokens.sum()), lazy.complete)
+    first = epoch[0].tolist()
+    assert 0 < np.count_nonzero(lazy.tokens) <= 2 * 256 + 64 * 8 < len(source)
+    full = mmdp.measure(source, encoder, cache=tmp_path / "full")
+    wanted = plan(full, budget)
+    assert wanted.fingerprint == plan(lazy, budget).fingerprint
+    assert wanted.epoch(0)[0].tolist() == first
+    assert [row.tolist() for row in wanted.epoch(0)] == [row.tolist() for row in epoch]
+    assert lazy.complete
+    assert full.tokens.tolist() == lazy.tokens.tolist()
+    assert [row.tolist() for row in wanted.epoch(1)] == [
+        row.tolist() for row in pickle.loads(pickle.dumps(wanted)).epoch(1)
+    ]
+
+
+def test_a_worker_finds_what_was_measured_later(tmp_path):
+    """A pickle of lazy sizes holds nothing; what `require` adds after it, the worker reads from the cache."""
+    source = mmdp.open_source(write_data(tmp_path))
+    encoder = mmdp.Encoder(tokenizer(), "fixed:4")
+    lazy = mmdp.measure(source, encoder, lazy=True, cache=tmp_path)
+    worker = pickle.loads(pickle.dumps(lazy))
+    with pytest.raises(KeyError, match="not measured yet"):
+        worker.encoded(3)
+    lazy.require(np.array([3, 5]))
+    assert encoder.encode(source[3]).ids.tolist() == worker.encoded(3).ids.tolist() == lazy.encoded(3).ids.tolist()
+    with pytest.raises(KeyError):
+        worker.encoded(4)
 
 
 @pytest.mark.parametrize(("tokens", "goal_of_one"), [(1024, 1.15), (4096, 1.25), (16384, 1.15)])
