@@ -43,6 +43,7 @@ loader = DataLoader(
     generator=torch.Generator().manual_seed(config.seed or 0),
     collate_fn=partial(mmdp.batch, pad_id=encoder.pad_id),
     num_workers=config.num_workers,
+    multiprocessing_context="fork" if config.num_workers else None,  # spawn would run this script again
 )
 
 # %%

@@ -82,7 +82,7 @@ class Samples(Dataset[Sample]):
         self.pixels = pixels
         with path.open(encoding="utf-8") as file:
             self.rows = [json.loads(line) for line in file]
-        self.header = len(self._tokenise([{"role": "assistant", "content": ""}])) - len(tokenizer("<|im_end|>\n").input_ids)
+        self.header = len(tokenizer("<|im_start|>assistant\n").input_ids)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -39,7 +39,8 @@ class Config:
         max_pixels: pixels; an image with more is refused from its header, before decoding.
         max_row_bytes: bytes; a JSONL line with more is refused unread.
         strict: raise on the first bad sample instead of counting it.
-        num_workers: worker processes of a DataLoader; 0 builds in the main process.
+        executor: where rows are built: `inline`, `threads` or `processes`.
+        num_workers: threads or processes that build rows; 0 for none in a DataLoader, and one a processor in a Loader.
         cache_dir: where the demo set, indices and token caches lie; None for `cache_folder()`.
         figures: folder for pictures.
         report: write the stage's figures to this JSON file.
@@ -58,6 +59,7 @@ class Config:
     max_pixels: int = 50_000_000
     max_row_bytes: int = 64 * 2**20
     strict: bool = False
+    executor: str = "threads"
     num_workers: int = 0
     cache_dir: Path | None = None
     figures: Path = Path("figures")

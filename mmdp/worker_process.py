@@ -17,7 +17,6 @@ notebook, may use processes for functions that live in a module. POSIX only (Lin
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import select
@@ -220,8 +219,8 @@ def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def _fork(method: Literal["fork", "forkserver"], ours: socket.socket, theirs: socket.socket) -> BaseProcess:
-    # Python imports this when it first waits for such a process. At exit that were too late: running the import makes it
-    # forget that Ctrl-C is why it ends, and it exits with code 1.
+    # Python imports this when it first waits for such a process. At exit that were too late: the import makes it forget
+    # that Ctrl-C is why it ends, and it exits with code 1.
     import multiprocessing.connection
 
     arguments = (theirs, ours if method == "fork" else None)

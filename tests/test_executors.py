@@ -307,9 +307,11 @@ class Program:
 
 
 LOOP = """
-import itertools, sys, time
+import itertools, signal, time
 import work
-from mmdp.executors import Inline, Processes, Threads
+from mmdp.executors import Processes, Threads
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs these tests in the background ignores it
 
 def main():
     global run  # open when the program ends

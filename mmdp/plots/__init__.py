@@ -1,6 +1,7 @@
 """The figures: one grammar for all, and the only package that imports matplotlib.
 
-Adds: `row_map` (with `drawn_rows`, which reads it off a batch), `sorted_lengths`, `histograms`, `sample_card`; `save`.
+Adds: `row_map` (with `drawn_rows`, which reads it off a batch), `sorted_lengths`, `histograms`, `sample_card`;
+`planned_rows` and `fill_curves`, for rows that are packed and not built; `save`.
 In: data. Out: a Figure, 900 pixels wide once saved. Leaves out: where figures go and when they are shown (`mmdp.cli`).
 
 The grammar: rows go down and tokens across; each sample has a colour; image tokens are hatched; padding is light grey,
@@ -13,6 +14,7 @@ clock: the same data gives the same bytes.
 from __future__ import annotations
 
 from mmdp.plots.card import sample_card
+from mmdp.plots.packing import fill_curves, planned_rows
 from mmdp.plots.rows import DrawnRow, DrawnSegment, drawn_rows, row_map
 from mmdp.plots.sizes import histograms, sorted_lengths
 from mmdp.plots.style import PADDING, SAMPLE_COLOURS, save
@@ -23,7 +25,9 @@ __all__ = [
     "DrawnRow",
     "DrawnSegment",
     "drawn_rows",
+    "fill_curves",
     "histograms",
+    "planned_rows",
     "row_map",
     "sample_card",
     "save",

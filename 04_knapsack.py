@@ -1,0 +1,122 @@
+# %% [markdown]
+# # 04 Packing is a knapsack problem
+#
+# Padding goes away if a row holds several samples. Which ones? That is bin packing: rows are bins of a fixed size,
+# samples are items, and as few bins as possible are to hold them all. First with toy lengths, then with a producer and
+# a consumer, then on the real lengths, all before a pixel is read.
+
+# %%
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+import mmdp
+from mmdp import knapsack
+from mmdp.ahead import ahead
+from mmdp.cli import parse_flags, report, show
+from mmdp.metrics import padding_share
+from mmdp.plots import fill_curves, planned_rows, row_map
+
+config = parse_flags("max_tokens", "max_images", stage="04: pack samples into rows, planned from their sizes alone")
+
+# %% [markdown]
+# ## 04a A toy: lengths 1 to 24 into rows of 100
+#
+# *Greedy* (next-fit) fills a row until the next sample does not fit. *Bin packing* (first-fit decreasing) takes the
+# longest first and puts each into the first row that has room. The *lower bound* is the sum of all lengths, divided by
+# 100 and rounded up: no packer can do with fewer rows.
+
+# %%
+lengths = list(range(1, 25))
+toy = mmdp.Budget(tokens=100)
+for name, strategy in (("greedy", "greedy"), ("bin packing", "ffd")):
+    rows = knapsack.pack(lengths, None, toy, strategy=strategy)
+    print(f"{name}: {len(rows)} rows (lower bound {knapsack.lower_bound(lengths, None, toy)})")
+    for row in rows:
+        print(f"    {sum(lengths[index] for index in row):3d} = {' + '.join(str(lengths[index]) for index in row)}")
+    title = f"{name}: lengths 1 to 24 into {len(rows)} rows of 100"
+    show(row_map(planned_rows(rows, lengths, 100), title=title, length=100), f"04_toy_{strategy}", config)
+
+# %% [markdown]
+# ## 04b Producer and consumer
+#
+# An iterable data set packs on the fly: each worker takes its share of the range, a thread works ahead, and a queue of
+# two rows holds it back. Two things go wrong in the wild: every worker reads everything, and a consumer that stops early
+# leaves a thread that waits for ever. `ahead` is the pair that ends well.
+
+
+# %%
+class PackedRange(IterableDataset):
+    def __iter__(self) -> Iterator[list[int]]:
+        worker = get_worker_info()
+        share = lengths if worker is None else lengths[worker.id :: worker.num_workers]
+        packed = knapsack.pack(share, None, toy)
+        return ahead([share[index] for index in row] for row in packed)
+
+
+workers = {"num_workers": 2, "multiprocessing_context": "fork"}  # a class of this script: fork takes it along
+loader = DataLoader(PackedRange(), batch_size=None, **workers)
+seen = sorted(length for row in loader for length in row)
+rows = iter(PackedRange())
+next(rows)
+rows.close()
+left = sum(thread.name == "mmdp-ahead" for thread in threading.enumerate())
+print(f"two workers: each of {len(seen)} samples once: {seen == lengths}; stopped after one row: {left} threads left")
+
+# %% [markdown]
+# ## 04c New: plan first
+#
+# The lengths of the real samples are known from `measure`. So the packers run on integers, over all samples, at once.
+
+# %%
+source = mmdp.open_source(config.data)
+encoder = mmdp.Encoder(config.tokenizer, config.vision, chat_template=config.chat_template)
+sizes = mmdp.measure(source, encoder, samples=config.samples, strict=config.strict)
+budget = mmdp.Budget(tokens=config.max_tokens)  # tokens alone; images come in stage 05
+kept = sizes.kept(budget)
+order = np.random.default_rng(config.seed).permutation(kept)  # a shuffled order, as in training
+tokens = sizes.tokens[order]
+bound = knapsack.lower_bound(tokens, None, budget)
+packed = {name: knapsack.pack(tokens, None, budget, strategy=name) for name in ("greedy", "ffd", "bfd", "knapsack")}
+
+# %%
+for name, rows in packed.items():
+    share = padding_share(len(rows) * budget.tokens - int(tokens.sum()), int(tokens.sum()))
+    print(
+        f"{name:>8}: {len(rows):4d} rows, {len(rows) / bound - 1:6.1%} over the bound of {bound}, padding {share:.1%}"
+    )
+figures = {
+    "samples": len(kept),
+    "rows": len(packed["knapsack"]),
+    "tokens": int(tokens.sum()),
+    "images": int(sizes.images[kept].sum()),
+    "padded_tokens": len(packed["knapsack"]) * budget.tokens - int(tokens.sum()),
+    "filler_rows": None,
+    "padding_share": share,
+    "skipped": sizes.counts(budget),
+    "seconds": None,
+    "samples_per_second": None,
+}
+say = f"{len(packed['knapsack']) - bound} rows over the lower bound"
+row_counts = {name: len(rows) for name, rows in packed.items()}
+report("04 knapsack", figures, config, say, lower_bound=bound, rows_by_strategy=row_counts)
+
+# %% [markdown]
+# ## The figures
+#
+# How full the rows are, for each packer; and the first rows of the plan. The grey is what is left.
+
+# %%
+fills = {name: [tokens[row].sum() / budget.tokens for row in rows] for name, rows in packed.items()}
+show(fill_curves(fills, title=f"{len(kept):,} samples into rows of {budget.tokens}", bound=bound), "04_fill", config)
+first = planned_rows(packed["knapsack"][:16], tokens, budget.tokens)
+show(row_map(first, title="knapsack: the first 16 rows", length=budget.tokens), "04_row_map", config)
+
+# %% [markdown]
+# ## What to see, and what comes next
+#
+# Greedy leaves a gap at the end of every row. The others close nearly all of them, and more is impossible: the bound
+# says so. Rows of tokens alone are not enough, though: images cost memory and time of their own. Stage 05 packs with two
+# budgets.

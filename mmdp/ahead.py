@@ -1,0 +1,90 @@
+"""An iterator that works ahead of its consumer, in a thread of its own.
+
+Adds: `ahead`, the producer and the consumer of every prefetching loader, with a queue of a fixed depth between them.
+Leaves out: more than one worker (`executors.py`).
+
+What makes such a pair hang or leak is how it ends. Here an error of the producer is raised in the consumer, behind the
+items made before it; and a consumer that stops early (`close`, `break`, an error, a dropped iterator) ends the thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from queue import Full, Queue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_POLL = 0.05
+"""Seconds after which a producer that waits for room looks whether anybody still wants its items."""
+
+
+def ahead(items: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
+    """The items in order, `depth` of them made ahead, and one more in the making.
+
+    The thread starts with the first item that is asked for. If `items` is a generator, it is closed with the consumer.
+
+    Args:
+        items: pulled in the thread, so they must not depend on what the consumer does meanwhile.
+        depth: items that may wait, at least 1.
+
+    Raises:
+        ValueError: a depth below 1.
+
+    >>> list(ahead(range(4)))
+    [0, 1, 2, 3]
+    """
+    if depth < 1:
+        raise ValueError(f"a depth of {depth} holds nothing: give at least 1")
+    return _consume(items, depth)
+
+
+class _End:
+    """What the producer sends last: the error it ended with, or None."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+def _consume(items: Iterable[T], depth: int) -> Generator[T, None, None]:
+    queue: Queue[T | _End] = Queue(depth)
+    stopped = threading.Event()
+    thread = threading.Thread(target=_produce, args=(iter(items), queue, stopped), daemon=True, name="mmdp-ahead")
+    thread.start()
+    try:
+        while True:
+            item = queue.get()
+            if isinstance(item, _End):
+                if item.error is not None:
+                    raise item.error
+                return
+            yield item
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _produce(items: Iterator[T], queue: Queue[T | _End], stopped: threading.Event) -> None:
+    end = _End(None)
+    try:
+        for item in items:
+            if not _put(queue, item, stopped):
+                break
+    except BaseException as error:
+        end = _End(error)
+    finally:
+        if isinstance(items, Generator):
+            items.close()
+        _put(queue, end, stopped)
+
+
+def _put(queue: Queue[T | _End], item: T | _End, stopped: threading.Event) -> bool:
+    """False where nobody wants the item any more."""
+    while not stopped.is_set():
+        try:
+            queue.put(item, timeout=_POLL)
+        except Full:
+            continue
+        return True
+    return False
