@@ -42,9 +42,9 @@ for name, strategy in (("greedy", "greedy"), ("bin packing", "ffd")):
 # %% [markdown]
 # ## 04b Producer and consumer
 #
-# An iterable data set packs on the fly: each worker takes its share of the range, a thread works ahead, and a queue of
-# two rows holds it back. Two things go wrong in the wild: every worker reads everything, and a consumer that stops early
-# leaves a thread that waits for ever. `ahead` is the pair that ends well.
+# An iterable data set packs on the fly: each worker takes its share of the range, a thread works ahead, and a queue
+# of two rows holds it back. Two things go wrong in the wild: every worker reads everything, and a consumer that stops
+# early leaves a thread that waits for ever. `ahead` is the pair that ends well.
 
 
 # %%
@@ -118,5 +118,5 @@ show(row_map(first, title="knapsack: the first 16 rows", length=budget.tokens), 
 # ## What to see, and what comes next
 #
 # Greedy leaves a gap at the end of every row. The others close nearly all of them, and more is impossible: the bound
-# says so. Rows of tokens alone are not enough, though: images cost memory and time of their own. Stage 05 packs with two
-# budgets.
+# says so. Rows of tokens alone are not enough, though: images cost memory and time of their own. Stage 05 packs with
+# two budgets.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 05 The multimodal knapsack
 #
-# A row has two budgets: tokens, and images. Images cost the vision tower time and memory that no token count shows, and
-# a GPU that gets many of them keeps all others waiting. So rows are packed with both budgets in view, planned from sizes
-# alone, and only then built, in parallel, a few steps ahead of the training loop.
+# A row has two budgets: tokens, and images. Images cost the vision tower time and memory that no token count shows,
+# and a GPU that gets many of them keeps all others waiting. So rows are packed with both budgets in view, planned
+# from sizes alone, and only then built, in parallel, a few steps ahead of the training loop.
 
 # %%
 import tempfile
@@ -68,8 +68,8 @@ show(fill_curves(fills, title=title, bound=bound), "05_two_budgets", config)
 # %% [markdown]
 # ## 05b New: a plan, and a loader that follows it
 #
-# `plan` gives the rows of every epoch: packed, of like cost where they meet in a step, the same for any number of ranks
-# and workers. `Loader` builds them ahead. Its whole state is a row number.
+# `plan` gives the rows of every epoch: packed, of like cost where they meet in a step, the same for any number of
+# ranks and workers. `Loader` builds them ahead. Its whole state is a row number.
 
 # %%
 plan = mmdp.plan(sizes, budget, seed=config.seed or 0)
@@ -153,5 +153,5 @@ show(row_map(drawn_rows(first, encoder.image_id), length=budget.tokens, title=ti
 # %% [markdown]
 # ## What to see, and what comes next
 #
-# Rows are full to the brim, no sample was cut, and none was lost. Positions restart in each segment and `segments` says
-# who is who, so that samples in a row need not see each other. That models really honour it is not shown yet.
+# Rows are full to the brim, no sample was cut, and none was lost. Positions restart in each segment and `segments`
+# says who is who, so that samples in a row need not see each other. That models really honour it is not shown yet.

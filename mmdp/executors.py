@@ -61,7 +61,7 @@ class Executor(Protocol):
         *,
         depth: int,
         weight: Callable[[Item], float] | None = None,
-        max_weight: float = float("inf"),
+        max_weight: float = math.inf,
         timeout: float | None = None,
         on_error: Callable[[Item, Exception], Result] | None = None,
     ) -> Generator[Result, None, None]:
@@ -74,7 +74,8 @@ class Executor(Protocol):
             weight: what the result of an item will weigh, such as its bytes, told from the item before it is worked on.
             max_weight: what the items in flight weigh, at most; one that weighs more is in flight alone.
             timeout: seconds one item may take. `Inline` has nobody to watch it, and doesn't.
-            on_error: called by the consumer in place of raising; what it returns is the item's result.
+            on_error: called by the consumer in place of raising; what it returns is the item's result. It may start a
+                run of its own, as to try the parts of an item that killed its worker one by one.
 
         Returns:
             A generator. `close` it to stop early.

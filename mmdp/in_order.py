@@ -134,6 +134,7 @@ def in_order(
         del failure
         atexit.unregister(crew.stop)
         crew.stop()
+        window.clear()  # an error on its way holds this frame, and must not hold results
 
 
 class Crew:
@@ -210,6 +211,8 @@ class Crew:
     def stop(self) -> None:
         """Ends the threads: each finishes the item it works on, unless that takes long. Nothing is left to do."""
         self._stopped = True
+        with self._finished:
+            self._finished.notify()  # a consumer in another thread must not wait on
         try:
             while True:
                 self._to_do.get_nowait()
@@ -235,7 +238,8 @@ class Crew:
     def _join(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         for thread in list(self._threads):
-            if thread is not threading.current_thread():  # the garbage collector may close a run from any thread
+            own = thread is threading.current_thread()  # the garbage collector may close a run from any thread
+            if thread.is_alive() and not own:
                 thread.join(max(0.0, end - time.monotonic()))
-            if not thread.is_alive() or thread is threading.current_thread():
+            if own or not thread.is_alive():
                 self._threads.discard(thread)

@@ -8,6 +8,7 @@ Memory: at most `depth` rows and `max_bytes` bytes of pixels are in flight; noth
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +20,10 @@ from torch.utils.data import Dataset, Sampler
 
 from mmdp import executors
 from mmdp.batching import RowBuilder, batch, join, merge
-from mmdp.executors import Executor, WorkerDied
+from mmdp.executors import Executor, Processes, WorkerDied
 from mmdp.records import Batch, Reason, Row
 from mmdp.sizes import Sizes, fingerprint_of
-from mmdp.steps import Place, Steps
+from mmdp.steps import Place, Position, Steps
 
 if TYPE_CHECKING:
     from mmdp.encode import Encoder
@@ -86,37 +87,46 @@ class Loader:
         self.steps = Steps(plan, batch_size, rank, world_size, drop_last)
         self.skipped: Counter[str] = Counter()
         self._build = _builder(source, encoder, plan, strict)
+        self._is_own = isinstance(executor, str)
         self._executor = executors.executor(executor, num_workers) if isinstance(executor, str) else executor
         self._depth = depth if depth is not None else 2 * batch_size + self._executor.num_workers
         self._max_bytes = max_bytes
         self._max_failures = max_failures
         self._collate = partial(batch, pad_id=encoder.pad_id, length=_row_length(plan, length))
         self._bytes_of = partial(_pixel_bytes, plan.sizes)
-        self._epoch = plan.epoch(0)
-        self._cursor = 0
+        self._at = Position(self.steps)
         self._failures = 0
         self._started = False
-        self._loop: Generator[Batch, None, None] | None = None
+        # Weak, so that a loop ends with its workers when the `for` that runs it does.
+        self._loop: weakref.ref[Generator[Batch, None, None]] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._loop is not None:
-            self._loop.close()  # rows that were read ahead are built again by the new loop
+        self._end_loop()  # rows that were read ahead are built again by the new one
         self._started = True
-        self._loop = self._batches()
-        return self._loop
+        loop = self._batches()
+        self._loop = weakref.ref(loop)
+        return loop
 
     def __len__(self) -> int:
         """Steps of the next loop: all of an epoch, or what is left of it. Epochs may differ by a few rows."""
-        return self.steps.remaining(self._epoch, self._cursor)
+        return len(self._at)
+
+    @property
+    def dropped(self) -> dict[int, int]:
+        """Epoch to the number of samples, over all ranks, that `drop_last` left out at its end."""
+        return dict(self._at.dropped)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next loop runs over this epoch from its start, or goes on in it where it is in its middle."""
-        if epoch != self._epoch.number or self.steps.done(self._epoch, self._cursor):
-            self._epoch, self._cursor = self.steps.plan.epoch(epoch), 0
+        """The next loop runs over this epoch from its start, or goes on in it where it is in its middle.
+
+        A loop that is open ends.
+        """
+        self._end_loop()
+        self._at.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch that was handed out; under 200 bytes as JSON."""
-        return self.steps.state(self._epoch.number, self._cursor)
+        return self._at.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next batch is the one after the state. Any number of workers, ranks and rows a batch will do.
@@ -125,22 +135,26 @@ class Loader:
             ValueError: a state of another plan.
             RuntimeError: a loop has begun; its batches would not be those of the state.
         """
-        epoch, self._cursor = _resumed(self.steps, state, started=self._started)
-        self._epoch = self.steps.plan.epoch(epoch)
+        _refuse_late(started=self._started)
+        self._at.load(state)
 
     def close(self) -> None:
-        """Ends the loop and its workers."""
-        if self._loop is not None:
-            self._loop.close()
-        self._executor.close()
+        """Ends the loop and its workers; an executor of your own stays."""
+        self._end_loop()
+        if self._is_own:
+            self._executor.close()
+
+    def _end_loop(self) -> None:
+        loop = self._loop() if self._loop is not None else None
+        if loop is not None:
+            loop.close()
 
     def _batches(self) -> Generator[Batch, None, None]:
-        if self.steps.done(self._epoch, self._cursor):
-            self._epoch, self._cursor = self.steps.plan.epoch(self._epoch.number + 1), 0
+        self._at.begin()
         ahead: deque[Place] = deque()
 
         def samples() -> Iterator[tuple[int, ...]]:
-            for places in self.steps.places(self._epoch, self._cursor):
+            for places in self.steps.places(self._at.epoch, self._at.cursor):
                 for place in places:
                     ahead.append(place)
                     yield place.samples
@@ -155,24 +169,28 @@ class Loader:
         )
         try:
             while step := list(islice(rows, self.steps.batch_size)):
-                for row in step:
-                    self._count(row)
-                places = [ahead.popleft() for _ in step]
-                made = replace(
-                    self._collate(step),
-                    step_label_tokens=places[0].step_label_tokens,
-                    state=self.steps.state(self._epoch.number, places[0].after),
-                )
-                self._cursor = places[0].after
+                place = [ahead.popleft() for _ in step][0]
+                made = self._batch(step, place)
+                self._at.cursor = place.after
+                step.clear()  # the batch holds copies
                 yield made
+                del made
         finally:
             rows.close()
+        self._at.finish()
+
+    def _batch(self, rows: Sequence[Row], place: Place) -> Batch:
+        for row in rows:
+            self._count(row)
+        state = self.steps.state(place.epoch, place.after)
+        return replace(self._collate(rows), step_label_tokens=place.step_label_tokens, state=state)
 
     def _rescue(self, samples: tuple[int, ...], error: Exception) -> Row:
         """Builds a row that killed its worker sample by sample, so that one image does not cost its neighbours."""
         if not isinstance(error, WorkerDied) or self._build.strict:
             raise error
-        with executors.Processes(1) as throw_away:
+        start_method = self._executor.start_method if isinstance(self._executor, Processes) else "spawn"
+        with Processes(1, start_method) as throw_away:
             alone = [(sample,) for sample in samples]
             return merge(list(throw_away.run(self._build, alone, depth=1, on_error=_killed)))
 
@@ -219,7 +237,8 @@ class PackedDataset(Dataset[Row]):
 
     def __getitem__(self, row: int | Place) -> Row:
         if isinstance(row, Place):
-            return replace(self._build(row.samples), after=(row.epoch, row.after))
+            made = self._build(row.samples)
+            return replace(made, after=(row.epoch, row.after), step_label_tokens=row.step_label_tokens)
         return self._build(tuple(map(int, self._epoch[row])))
 
     def set_epoch(self, epoch: int) -> None:
@@ -235,41 +254,53 @@ class PackedDataset(Dataset[Row]):
     def collate(self, rows: Sequence[Row]) -> Batch:
         """B rows as one batch, with the state after it where the rows belong to a step."""
         made = self._collate(rows)
-        if rows[0].after is None:
+        first = rows[0]
+        if first.after is None:
             return made
-        return replace(made, state=Steps(self.plan, 1).state(*rows[0].after))
+        state = Steps(self.plan, 1).state(*first.after)
+        return replace(made, step_label_tokens=first.step_label_tokens, state=state)
 
 
 class StepSampler(Sampler[list[Place]]):
     """The rows of one rank, step after step, as a batch sampler.
 
-    Each loop is one epoch, or what is left of it after a loaded state; the next loop is the next epoch. A loop that is
-    left early starts again: what a DataLoader has read ahead, only the batches know. So save `batch.state`.
+    Each loop is one epoch, or what is left of it after a loaded state; the next loop is the next epoch, also where a
+    loop was left early: how much a DataLoader has read ahead, only the batches know. So save `batch.state`.
+
+    Attributes:
+        steps: of this rank.
     """
 
     def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-        self._epoch = steps.plan.epoch(0)
-        self._cursor = 0
+        self.steps = steps
+        self._at = Position(steps)
         self._started = False
+        self._is_open = False
 
     def __iter__(self) -> Iterator[list[Place]]:
-        self._started = True
-        if self._steps.done(self._epoch, self._cursor):
-            self._epoch, self._cursor = self._steps.plan.epoch(self._epoch.number + 1), 0
-        epoch = self._epoch
-        yield from self._steps.places(epoch, self._cursor)
-        if self._epoch is epoch:
-            self._epoch, self._cursor = self._steps.plan.epoch(epoch.number + 1), 0
+        if self._is_open:
+            self._at.leave()
+        self._at.begin()
+        self._started = self._is_open = True
+        epoch = self._at.epoch
+        yield from self.steps.places(epoch, self._at.cursor)
+        if self._at.epoch is epoch:
+            self._at.leave()
+            self._is_open = False
 
     def __len__(self) -> int:
-        """Steps of the next loop."""
-        return self._steps.remaining(self._epoch, self._cursor)
+        """Steps of the next loop; those of this one until the last of them is taken."""
+        return len(self._at)
+
+    @property
+    def dropped(self) -> dict[int, int]:
+        """Epoch to the number of samples, over all ranks, that `drop_last` left out at its end."""
+        return dict(self._at.dropped)
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop runs over this epoch; one that a loaded state is in the middle of goes on there."""
-        if epoch != self._epoch.number:
-            self._epoch, self._cursor = self._steps.plan.epoch(epoch), 0
+        self._is_open = False
+        self._at.set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next batch is the one after the state, which was some batch's `state`.
@@ -278,8 +309,8 @@ class StepSampler(Sampler[list[Place]]):
             ValueError: a state of another plan.
             RuntimeError: a loop has begun.
         """
-        epoch, cursor = _resumed(self._steps, state, started=self._started)
-        self._epoch, self._cursor = self._steps.plan.epoch(epoch), cursor
+        _refuse_late(started=self._started)
+        self._at.load(state)
 
 
 def _builder(source: Source, encoder: Encoder, plan: Plan, strict: bool) -> RowBuilder:
@@ -288,10 +319,9 @@ def _builder(source: Source, encoder: Encoder, plan: Plan, strict: bool) -> RowB
     return RowBuilder(source, encoder, plan.sizes, strict=strict)
 
 
-def _resumed(steps: Steps, state: Mapping[str, Any], *, started: bool) -> tuple[int, int]:
+def _refuse_late(*, started: bool) -> None:
     if started:
         raise RuntimeError("load the state before the first loop: this one has begun with other rows")
-    return steps.check(state)
 
 
 def _row_length(plan: Plan, length: int | None) -> int:

@@ -278,6 +278,7 @@ class Row:
         samples: the sample index of each segment.
         skipped: samples that were meant for this row and failed while it was built, with their reason.
         after: (epoch, row of the plan) where the next step starts; None for a row that belongs to no step.
+        step_label_tokens: label tokens of its step over all ranks, as measured; None likewise.
     """
 
     ids: np.ndarray
@@ -289,6 +290,7 @@ class Row:
     samples: tuple[int, ...]
     skipped: Mapping[int, Reason] = field(default_factory=dict)
     after: tuple[int, int] | None = None
+    step_label_tokens: int | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -1,6 +1,7 @@
 """Which rows a rank builds, step after step.
 
-Adds: `Steps`, the rows of one rank from any row of the plan on; `Place`, one of them; and the state a run resumes from.
+Adds: `Steps`, the rows of one rank from any row of the plan on; `Place`, one of them; `Position`, where a run stands,
+and the state it resumes from.
 Leaves out: building rows (`loader.py`), planning them (`planner.py`).
 
 A step is the next world_size x batch_size rows of the plan. The state after it is (epoch, row number), whatever was
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mmdp.planner import Epoch, Plan, deal
+from mmdp.records import shorten
 
 _STATE_VERSION = 1
 
@@ -89,6 +91,10 @@ class Steps:
             places += [Place((), epoch.number, cursor, labels)] * (self.batch_size - len(places))
             yield places
 
+    def left_out(self, epoch: Epoch, cursor: int) -> int:
+        """How many samples `drop_last` leaves out, where no step is left from row `cursor` on."""
+        return sum(map(len, epoch.take(cursor, self.world_size * self.batch_size)))
+
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
         """The state after a step: under 200 bytes as JSON."""
         return {"version": _STATE_VERSION, "plan": self.plan.fingerprint, "epoch": epoch, "cursor": cursor}
@@ -99,11 +105,77 @@ class Steps:
         Raises:
             ValueError: no state of ours, or one of another plan.
         """
-        if state.get("version") != _STATE_VERSION or not {"plan", "epoch", "cursor"} <= state.keys():
-            raise ValueError(f"not a state of this loader: {dict(state)!r:.200}")
+        is_ours = isinstance(state, Mapping) and state.get("version") == _STATE_VERSION
+        place = [state.get("epoch"), state.get("cursor")] if is_ours else []
+        if not is_ours or "plan" not in state or not all(isinstance(number, int) and number >= 0 for number in place):
+            raise ValueError(f"not a state of this loader: {shorten(state, 200)}")
         if state["plan"] != self.plan.fingerprint:
             raise ValueError(
                 f"the state is of plan {state['plan']}, this one is {self.plan.fingerprint}: data, tokenizer, vision "
                 "family, budget and seed must be those of the run that saved it"
             )
-        return int(state["epoch"]), int(state["cursor"])
+        return place[0], place[1]
+
+
+class Position:
+    """Where a run stands: an epoch, and the row of its plan that the next step starts with.
+
+    Args:
+        steps: of this rank.
+
+    Attributes:
+        epoch: the epoch.
+        cursor: the row.
+        dropped: epoch to the number of samples that `drop_last` left out at its end.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.epoch = steps.plan.epoch(0)
+        self.cursor = 0
+        self.dropped: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Steps of the next loop: all of an epoch, or what is left of it."""
+        return self.steps.remaining(self.epoch, self.cursor)
+
+    def begin(self) -> None:
+        """A loop begins: in the next epoch, where no step of this one is left.
+
+        Raises:
+            ValueError: the epoch has no step at all.
+        """
+        if self.cursor and self.steps.done(self.epoch, self.cursor):
+            self.finish()
+            self.epoch, self.cursor = self.steps.plan.epoch(self.epoch.number + 1), 0
+        if self.steps.done(self.epoch, self.cursor):
+            raise ValueError(
+                f"the {len(self.epoch)} rows of epoch {self.epoch.number} are less than a step of "
+                f"{self.steps.world_size} ranks x {self.steps.batch_size} rows, and drop_last leaves them out: give "
+                "smaller batches, or let filler rows complete the step"
+            )
+
+    def leave(self) -> None:
+        """To the end of the epoch, past the steps that are left."""
+        step = self.steps.world_size * self.steps.batch_size
+        self.cursor = min(len(self.epoch), self.cursor + step * self.steps.count(self.epoch, self.cursor))
+        self.finish()
+
+    def finish(self) -> None:
+        """No step of the epoch is left: notes what is dropped."""
+        if left_out := self.steps.left_out(self.epoch, self.cursor):
+            self.dropped[self.epoch.number] = left_out
+
+    def set_epoch(self, epoch: int) -> None:
+        """To the start of this epoch, unless it is in its middle."""
+        if epoch != self.epoch.number or self.steps.done(self.epoch, self.cursor):
+            self.epoch, self.cursor = self.steps.plan.epoch(epoch), 0
+
+    def state(self) -> dict[str, Any]:
+        """From which a new run goes on here."""
+        return self.steps.state(self.epoch.number, self.cursor)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """To where a state was taken; raises what `Steps.check` raises."""
+        epoch, cursor = self.steps.check(state)
+        self.epoch, self.cursor = self.steps.plan.epoch(epoch), cursor

@@ -5,8 +5,11 @@ and traceback; `Raised`, what stands in place of a result; `WorkerError` and `Wo
 Leaves out: who talks to whom (`worker_process`).
 
 A message is one pickle (protocol 5). The memory of large arrays in it follows as it is, without a copy, and is read
-straight into memory of its own. So what arrives is writable, belongs to the receiver alone, and holds no file handle
-and no shared memory, however much of it is kept.
+straight into memory of its own. So what arrives belongs to the receiver alone, is writable where it was, and holds no
+file handle and no shared memory, however much of it is kept.
+
+Measured with arrays of 2 MB: a block of shared memory that is used again and copied out of takes as long as the socket.
+A new block for each array takes 2 to 4 times as long, for its pages have to be made; a plain pickle 5 times and more.
 """
 
 from __future__ import annotations

@@ -179,9 +179,7 @@ class WorkerProcess:
             self._raise_death()
         try:
             return message.value()
-        except (
-            Exception
-        ) as error:  # what came makes no sense here: a class of the worker's that this process can't import
+        except Exception as error:  # such as a class that this process can't import
             return Raised(error)
 
     def _raise_death(self) -> NoReturn:

@@ -277,6 +277,29 @@ def test_closing_the_executor_ends_its_runs(tmp_path):
         assert [0, 2] == list(pool.run(work.double, range(2), depth=1)), "it may be used again"
 
 
+def test_closing_the_executor_wakes_a_consumer_elsewhere(tmp_path):
+    """Law 11: a consumer that waits in another thread is told, and does not wait for ever."""
+    pool = Threads(1)
+    caught = []
+
+    def consume():
+        try:
+            list(pool.run(work.Stuck(tmp_path), [work.BAD], depth=1))
+        except RuntimeError as error:
+            caught.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    while not worker_threads():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    threading.Timer(0.3, (tmp_path / "let go").touch).start()
+    pool.close()
+    consumer.join(SECONDS)
+    assert not consumer.is_alive()
+    assert ["the executor was closed, and with it this run"] == [str(error) for error in caught]
+
+
 class Program:
     """A script in a fresh interpreter, leader of its own process group, as a shell starts it."""
 
@@ -373,7 +396,11 @@ def test_a_killed_parent_leaves_no_orphan(tmp_path, pool, function):
 
 @pytest.mark.parametrize(
     ("pool", "ending", "code"),
-    [*((pool, "", 0) for pool in WAYS), (WAYS[1], "raise SystemExit(5)", 5), (WAYS[0], "1 / 0", 1)],
+    [
+        *((pool, "", 0) for pool in [*WAYS, "Processes(2).__enter__()"]),
+        (WAYS[1], "raise SystemExit(5)", 5),
+        (WAYS[0], "1 / 0", 1),
+    ],
 )
 def test_a_program_may_end_with_a_run_open(tmp_path, pool, ending, code):
     """Law 9: nobody needs to close anything for the interpreter to exit with the right code."""
@@ -493,6 +520,19 @@ def test_an_item_that_kills_is_named_and_its_neighbours_live(kept):
     assert "SIGKILL" in str(errors[1])
     again = pickle.loads(pickle.dumps(errors[1]))
     assert (str(errors[1]), 4, -9) == (str(again), again.item, again.exit_code)
+
+
+@pytest.mark.filterwarnings("ignore:a worker process ended:RuntimeWarning")
+def test_the_parts_of_a_deadly_item_may_be_tried_alone(kept):
+    """Law 11 as the loader uses it: a row kills its worker, and loses only the sample that does."""
+
+    def sample_by_sample(row, error):
+        assert isinstance(error, WorkerDied)
+        parts = kept.run(work.row_dies, [[sample] for sample in row], depth=1, on_error=lambda *_: [])
+        return [sample for part in parts for sample in part]
+
+    rows = [[0, 1], [2, work.BAD, 4], [5, 6]]
+    assert [[0, 1], [2, 4], [5, 6]] == list(kept.run(work.row_dies, rows, depth=3, on_error=sample_by_sample))
 
 
 @pytest.mark.filterwarnings("ignore:a worker process ended:RuntimeWarning")

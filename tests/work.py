@@ -92,6 +92,13 @@ def dies(item):
     return item
 
 
+def row_dies(row):
+    """Dies at a row that holds the bad item."""
+    if BAD in row:
+        os._exit(1)
+    return row
+
+
 @dataclass(frozen=True)
 class DiesOnce:
     """Kills the first process that meets the bad item, and no other."""

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from mmdp.plots.rows import DrawnRow, DrawnSegment
-from mmdp.plots.style import INK, PADDING, SAMPLE_COLOURS, WIDTH, dress, layout, legend
+from mmdp.plots.style import INK, SAMPLE_COLOURS, WIDTH, dress, layout, legend
 
 _DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 
@@ -45,7 +45,6 @@ def fill_curves(fills: Mapping[str, Sequence[float] | np.ndarray], *, title: str
     figure = Figure(figsize=(WIDTH, 3.6), layout=layout())
     axes = figure.subplots()
     most = max([len(fill) for fill in fills.values()] + [bound or 0, 1])
-    axes.axhspan(0, 1, color=PADDING, zorder=0)
     keys = []
     for number, (name, fill) in enumerate(fills.items()):
         colour = SAMPLE_COLOURS[number % len(SAMPLE_COLOURS)]

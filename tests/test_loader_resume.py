@@ -1,0 +1,204 @@
+"""Law 12 of the loader: a run that is stopped anywhere goes on as if it had not been, by every road to the trainer."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from itertools import islice
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from runs import Parts, Road, digest, epochs, make_parts, rows_of, train, trained
+
+from mmdp.executors import Processes
+from mmdp.loader import Loader, PackedDataset
+
+pytestmark = pytest.mark.timeout(120)
+
+BATCH_SIZE = 2
+EPOCHS = 4
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory) -> Parts:
+    return make_parts(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def forkserver():
+    """Starts processes in a moment: it has imported what they need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mmdp.loader", "mmdp.encode"])
+    return context
+
+
+class Whole:
+    """The uninterrupted run: one rank, no worker, a row a batch."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._loader = Loader(*parts, batch_size=1, executor="inline")
+        self._epochs: list[list] = []
+
+    def rows(self, epoch: int) -> list[tuple[tuple[int, ...], str]]:
+        """Samples and digest of each row, in the order of the plan."""
+        while len(self._epochs) <= epoch:
+            self._epochs.append([row for batch in self._loader for row in rows_of(batch)])
+        return self._epochs[epoch]
+
+
+class Training(RuleBasedStateMachine):
+    """All ranks of a run in step, beside a model of where it stands: an epoch, and a row of its plan."""
+
+    parts: Parts
+    whole: Whole
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaders: list[Loader] = []
+        self.epoch = self.cursor = 0
+        self.trained: list[tuple[int, int]] = []  # epoch and row, of all that was trained on and not undone by a kill
+
+    def teardown(self) -> None:
+        for loader in self.loaders:
+            loader.close()
+
+    shapes = st.fixed_dictionaries(
+        {
+            "world_size": st.integers(1, 3),
+            "batch_size": st.integers(1, 3),
+            "drop_last": st.booleans(),
+            "executor": st.sampled_from(["inline", "threads"]),
+            "num_workers": st.integers(1, 3),
+            "depth": st.none() | st.integers(1, 20),
+        }
+    )
+
+    @initialize(shape=shapes)
+    def begin(self, shape) -> None:
+        self.start(shape)
+        self.saved = self.state(), len(self.trained)
+
+    def start(self, shape) -> None:
+        """New loaders, as in a new process."""
+        self.teardown()
+        self.shape = shape
+        ranks = shape["world_size"]
+        self.loaders = [Loader(*self.parts, rank=rank, **shape) for rank in range(ranks)]
+        self.loops: list | None = None
+        self.dropped: dict[int, int] = {}
+
+    def state(self) -> str:
+        states = {json.dumps(loader.state_dict()) for loader in self.loaders}
+        assert 1 == len(states), "ranks disagree"
+        assert len(min(states)) < 200
+        return min(states)
+
+    def next_rows(self) -> list:
+        """Of the next step; none where the epoch is over."""
+        step = self.shape["world_size"] * self.shape["batch_size"]
+        rows = self.whole.rows(self.epoch)[self.cursor : self.cursor + step]
+        return [] if self.shape["drop_last"] and len(rows) < step else rows
+
+    def steps_left(self) -> int:
+        rows = len(self.whole.rows(self.epoch)) - self.cursor
+        step = self.shape["world_size"] * self.shape["batch_size"]
+        return rows // step if self.shape["drop_last"] else -(-rows // step)
+
+    def end_epoch(self) -> None:
+        left = sum(len(samples) for samples, _ in self.whole.rows(self.epoch)[self.cursor :])
+        assert self.shape["drop_last"] or left == 0
+        if left:
+            self.dropped[self.epoch] = left
+
+    @rule(count=st.integers(1, 6))
+    def train(self, count) -> None:
+        """Steps on all ranks: the next rows of the plan, each once, and filler rows for the rest."""
+        for _ in range(count):
+            if self.loops is None:
+                if not self.next_rows():
+                    self.end_epoch()
+                    self.epoch, self.cursor = self.epoch + 1, 0
+                assert [self.steps_left()] * len(self.loaders) == [len(loader) for loader in self.loaders]
+                self.loops = [iter(loader) for loader in self.loaders]
+            wanted = self.next_rows()
+            batches = [next(loop, None) for loop in self.loops]
+            if not wanted:
+                self.end_epoch()
+                self.loops = None
+            assert [self.dropped] * len(batches) == [loader.dropped for loader in self.loaders]
+            if not wanted:
+                assert [None] * len(batches) == batches, "ranks take the same number of steps"
+                return
+            order = [samples for samples, _ in wanted]
+            seen = sorted((row for batch in batches for row in rows_of(batch)), key=lambda row: order.index(row[0]))
+            assert wanted == seen
+            step = self.shape["world_size"] * self.shape["batch_size"]
+            assert step - len(wanted) == sum(batch.filler_rows for batch in batches)
+            labels = sum(batch.label_tokens for batch in batches)
+            assert [labels] * len(batches) == [batch.step_label_tokens for batch in batches]
+            self.trained += [(self.epoch, row) for row in range(self.cursor, self.cursor + len(wanted))]
+            self.cursor += len(wanted)
+            assert [json.loads(self.state())] * len(batches) == [batch.state for batch in batches]
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.saved = self.state(), len(self.trained)
+
+    @rule(shape=shapes)
+    def kill(self, shape) -> None:
+        """What was trained on since the last checkpoint is undone; ranks, workers and batches may be others now."""
+        self.start(shape)
+        state, count = self.saved
+        for loader in self.loaders:
+            loader.load_state_dict(json.loads(state))
+        assert state == self.state()
+        self.epoch, self.cursor = json.loads(state)["epoch"], json.loads(state)["cursor"]
+        del self.trained[count:]
+
+    @rule(shape=shapes)
+    def resize(self, shape) -> None:
+        self.checkpoint()
+        self.kill(shape)
+
+    @precondition(lambda self: self.loops is not None)
+    @rule(close=st.booleans())
+    def leave_the_loop(self, close) -> None:
+        """The next loop takes it up, whether the loader is closed in between or not."""
+        for loader in self.loaders if close else []:
+            loader.close()
+        self.loops = None
+
+    @precondition(lambda self: self.epoch < 6)
+    @rule()
+    def skip(self) -> None:
+        """To the start of the next epoch, also out of a loop."""
+        self.epoch, self.cursor = self.epoch + 1, 0
+        for loader in self.loaders:
+            loader.set_epoch(self.epoch)
+        self.loops = None
+
+    @invariant()
+    def each_row_once_and_in_order(self) -> None:
+        """The rows of an epoch are a run without a gap up to the cursor; no sample of it comes twice."""
+        rows = [row for epoch, row in self.trained if epoch == self.epoch]
+        assert list(range(self.cursor)) == rows
+        samples = [sample for row in rows for sample in self.whole.rows(self.epoch)[row][0]]
+        assert len(samples) == len(set(samples))
+
+
+def test_any_history_gives_the_uninterrupted_run(parts):
+    """Law 12, WRK-06, WRK-07, RES-03, PACK-12: steps, checkpoints, kills, other workers, ranks and batches, skips."""
+    Training.parts, Training.whole = parts, Whole(parts)
+    limits = settings(max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(Training, settings=limits)
