@@ -6,7 +6,12 @@ import os
 import random
 import signal
 import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from itertools import islice
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -62,6 +67,7 @@ class Training(RuleBasedStateMachine):
 
     parts: Parts
     whole: Whole
+    arose: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,6 +126,7 @@ class Training(RuleBasedStateMachine):
         assert self.shape["drop_last"] or left == 0
         if left:
             self.dropped[self.epoch] = left
+        self.arose.update({"dropped": left, "epochs": 1})
 
     @rule(count=st.integers(1, 6))
     def train(self, count) -> None:
@@ -145,6 +152,7 @@ class Training(RuleBasedStateMachine):
             assert wanted == seen
             step = self.shape["world_size"] * self.shape["batch_size"]
             assert step - len(wanted) == sum(batch.filler_rows for batch in batches)
+            self.arose.update({"steps": 1, "filler rows": step - len(wanted)})
             labels = sum(batch.label_tokens for batch in batches)
             assert [labels] * len(batches) == [batch.step_label_tokens for batch in batches]
             self.trained += [(self.epoch, row) for row in range(self.cursor, self.cursor + len(wanted))]
@@ -158,12 +166,15 @@ class Training(RuleBasedStateMachine):
     @rule(shape=shapes)
     def kill(self, shape) -> None:
         """What was trained on since the last checkpoint is undone; ranks, workers and batches may be others now."""
+        self.ranks_before = len(self.loaders)
         self.start(shape)
         state, count = self.saved
         for loader in self.loaders:
             loader.load_state_dict(json.loads(state))
         assert state == self.state()
         self.epoch, self.cursor = json.loads(state)["epoch"], json.loads(state)["cursor"]
+        self.arose["undone"] += len(self.trained) - count
+        self.arose["another world size in mid-epoch"] += bool(self.cursor) and len(self.loaders) != self.ranks_before
         del self.trained[count:]
 
     @rule(shape=shapes)
@@ -200,5 +211,53 @@ class Training(RuleBasedStateMachine):
 def test_any_history_gives_the_uninterrupted_run(parts):
     """Law 12, WRK-06, WRK-07, RES-03, PACK-12: steps, checkpoints, kills, other workers, ranks and batches, skips."""
     Training.parts, Training.whole = parts, Whole(parts)
-    limits = settings(max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+    limits = settings(max_examples=100, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(Training, settings=limits)
+    for case in ("steps", "epochs", "filler rows", "dropped", "undone", "another world size in mid-epoch"):
+        assert Training.arose[case] > 10, f"the case hardly arose: {case}"
+
+
+@pytest.fixture(scope="module")
+def wanted(parts) -> list[str]:
+    """Digests of the uninterrupted run's batches, epoch after epoch."""
+    return [digest(batch) for batch in epochs(Road("inline").batches(parts, BATCH_SIZE), EPOCHS + 1)]
+
+
+@pytest.fixture(scope="module")
+def processes(forkserver) -> Iterator[Processes]:
+    with Processes(2, "forkserver") as kept:
+        yield kept
+
+
+ROADS = {
+    "inline": Road("inline"),
+    "threads": Road("threads", 2),
+    "processes": Road("processes"),
+    "DataLoader": Road(),
+    "DataLoader, 2 workers": Road(None, 2, context="forkserver"),
+    "DataLoader, 2 persistent workers": Road(None, 2, persistent=True, context="forkserver"),
+}
+
+
+@pytest.mark.parametrize("name", ROADS)
+def test_a_state_gives_the_rest_and_whole_epochs_after_it(parts, wanted, processes, name):
+    """Law 12, RES-02, RES-03, RES-05: stopped after k batches, the rest comes bit for bit; then three whole epochs."""
+    road = ROADS[name]._replace(executor=processes) if name == "processes" else ROADS[name]
+    steps = len(road.batches(parts, BATCH_SIZE))
+    assert 1 < steps < len(wanted) // EPOCHS + 2
+    for count in (0, 1, 7, steps - 1, steps):
+        state = None
+        run = iter(road.batches(parts, BATCH_SIZE))
+        for number, batch in enumerate(islice(run, count)):
+            assert wanted[number] == digest(batch)
+            state = json.loads(json.dumps(batch.state))
+        del run
+        loops = EPOCHS if count < steps else EPOCHS - 1
+        loader = road.batches(parts, BATCH_SIZE, state)
+        seen = []
+        for _ in range(loops):
+            before = len(seen), len(loader)
+            seen += [digest(batch) for batch in loader]
+            assert len(seen) == sum(before), "PACK-12: the stated length is true"
+        assert wanted[count : count + len(seen)] == seen
+        assert len(seen) >= len(wanted) * EPOCHS // (EPOCHS + 1) - count - EPOCHS
