@@ -2,27 +2,32 @@
 
     uv run benchmarks/loader.py [--quick] [--report FILE.json]
 
-Each contender makes one epoch of batches from the same samples, in a process of its own; rounds take turns, and a ratio
-is taken within its round, since machines differ and are shared. All: 2 workers, 8 rows a batch, 1024 tokens and 9
-images a row, 64 tokens and 256 x 256 pixels an image, the same tokenizer with ChatML.
+All contenders make batches of the same samples: 2 workers, 8 rows a batch, 1024 tokens and 9 images a row, 64 tokens
+and 256 x 256 pixels an image, the same tokenizer with ChatML. Each makes one epoch in a process of its own. Rounds take
+turns, and a ratio is taken within its round, since machines differ and are shared.
 
 | contender | is |
 |---|---|
 | blog | `blog_pipeline.py`: DataLoader workers that decode and pack; float32 pixels |
-| blog, mended | the same with its worst faults mended |
+| blog, mended | the same with its worst faults mended; in the first round only |
 | mmdp | `Loader(executor="threads")`; index and token cache lie there from an earlier run |
 | mmdp, no cache | the same, but nothing lies there |
-| mmdp, processes | as mmdp, with `executor="processes"` |
-| decode alone | the ceiling: `images.decode` on the same pool of threads, of the bytes of the images mmdp delivers, in its order |
+| mmdp, processes | as mmdp, with `executor="processes"`; in the first round only |
 
-Images a second are counted from the first request for a batch to the last batch; without a cache, from opening the
-source on, measuring included. The time to the first batch starts after the imports, and once more with them. CPU time
-is that of all processes, from the imports to the end. Memory is what no file backs, summed over all processes and
-sampled ten times a second; what the first process holds after its imports is taken off for each process. The files are
-read before, so they come from the system's own cache: the disk is not measured.
+How near mmdp comes to its ceiling is measured in one more process, in short turns of one epoch of the samples taken
+once. The ceiling is `images.decode` and nothing else, on the same pool of threads, of the same images in the same
+order, their bytes in memory. Beside it: mmdp with its caches; and without, from opening the source to the last batch,
+measuring included.
+
+The time to the first batch starts after the imports, and once more with them. Images a second count from the first
+request for a batch to the last batch, without a cache from opening the source on. CPU time is that of all processes,
+from the imports to the end. Memory is what no file backs, summed over all processes and looked at ten times a second;
+off it, for each process, goes what the first process holds after its imports. The files lie in the system's own cache:
+the disk is not measured.
 
 Real rows and the SmolLM2 tokenizer come from the folder that `MMDP_SHARED` names (by default `shared` beside the
-checkout); without it the demo set is taken. The samples with images are repeated six times over.
+checkout); without it the demo set is taken. The samples with images are repeated six times over. `--quick` repeats them
+twice: the blog's buffer, and with it its memory and its first wait, are then a third, so that no goal is set on them.
 """
 
 from __future__ import annotations
@@ -51,8 +56,9 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("MMDP_SHARED", ROOT.parent / "shared"))
-REPEATS = 6
+REPEATS, QUICK_REPEATS = 6, 2
 ROUNDS = 3
+TURNS = 3  # a round, of mmdp and its ceiling
 WORKERS = 2
 BATCH = 8  # rows
 MAX_TOKENS = 1024  # a row
@@ -64,7 +70,7 @@ TIMEOUT = 300  # seconds a contender may take
 Counts = dict[str, int]
 
 
-def prepare(folder: Path) -> Iterator[Counts]:
+def prepare(folder: Path, repeats: int) -> dict[str, Any]:
     """Writes what the contenders share: rows, images, tokenizer, caches, and the list of images in mmdp's order."""
     import mmdp
     from mmdp.config import cache_folder
@@ -74,29 +80,23 @@ def prepare(folder: Path) -> Iterator[Counts]:
     rows = SHARED / "data" / "real-vqa" / "train.jsonl" if real else demo_jsonl(cache_folder())
     shutil.copytree(rows.parent / "images", folder / "images")
     given = [row for line in rows.read_text(encoding="utf-8").splitlines() if (row := json.loads(line))["images"]]
-    with (folder / "train.jsonl").open("w", encoding="utf-8") as file:
-        for repeat in range(REPEATS):
-            for row in given:
-                file.write(json.dumps(row | {"id": f"{row['id']}-{repeat}"}) + "\n")
-    given_tokenizer = str(SHARED / "tokenizers" / "smollm2") if real else "demo"
-    encoder = mmdp.Encoder(given_tokenizer, VISION, chat_template="chatml")
+    for name, times in (("train.jsonl", repeats), ("once.jsonl", 1)):
+        with (folder / name).open("w", encoding="utf-8") as file:
+            for repeat in range(times):
+                for row in given:
+                    file.write(json.dumps(row | {"id": f"{row['id']}-{repeat}"}) + "\n")
+    encoder = mmdp.Encoder(str(SHARED / "tokenizers" / "smollm2") if real else "demo", VISION, chat_template="chatml")
     encoder.tokenizer.chat_template = encoder.chat.template.text
     encoder.tokenizer.save_pretrained(folder / "tokenizer")
-
-    source, plan = planned(folder)
-    order = [int(sample) for row in plan.epoch(0) for sample in row]
-    names = [image.name for sample in order for image in source[sample].images]
-    (folder / "order.json").write_text(json.dumps(names))
-    yield {}
-    yield {"samples": REPEATS * len(given), "images": REPEATS * sum(len(row["images"]) for row in given)}
-
-
-def planned(folder: Path) -> tuple[Any, Any]:
-    """A source, and the plan of its rows."""
-    import mmdp
-
-    source, encoder = mmdp.open_source(folder / "train.jsonl"), mmdp.Encoder(str(folder / "tokenizer"), VISION)
-    return source, mmdp.plan(mmdp.measure(source, encoder), mmdp.Budget(MAX_TOKENS, MAX_IMAGES), seed=0)
+    for name in ("train.jsonl", "once.jsonl"):
+        mmdp.measure(mmdp.open_source(folder / name), mmdp.Encoder(str(folder / "tokenizer"), VISION))
+    num_images = sum(len(row["images"]) for row in given)
+    return {
+        "origin": "real-vqa" if real else "the demo set",
+        "repeats": repeats,
+        "samples": repeats * len(given),
+        "images": repeats * num_images,
+    }
 
 
 def blog(folder: Path, *, mended: bool = False) -> Iterator[Counts]:
@@ -111,18 +111,14 @@ def blog(folder: Path, *, mended: bool = False) -> Iterator[Counts]:
 
 
 def mmdp_loader(folder: Path, *, executor: str = "threads") -> Iterator[Counts]:
-    import mmdp
-    from transformers import PreTrainedTokenizerFast  # noqa: F401 -- what is imported later on would count as work
-
-    for name in mmdp.__all__:
-        getattr(mmdp, name)
+    import_mmdp()
     yield {}
+    import mmdp
+
     source = mmdp.open_source(folder / "train.jsonl")
     encoder = mmdp.Encoder(str(folder / "tokenizer"), VISION)
-    sizes = mmdp.measure(source, encoder)
-    plan = mmdp.plan(sizes, mmdp.Budget(MAX_TOKENS, MAX_IMAGES), seed=0)
-    loader = mmdp.Loader(source, encoder, plan, batch_size=BATCH, executor=executor, num_workers=WORKERS)
-    yield {}
+    loader = planned(source, encoder, executor)
+    yield {"counted": len(loader.steps.plan.skipped)}
     for batch in loader:
         yield {
             "images": len(batch.images),
@@ -132,25 +128,74 @@ def mmdp_loader(folder: Path, *, executor: str = "threads") -> Iterator[Counts]:
             "padding": batch.padded_tokens,
             "counted": len(batch.skipped),
         }
-    yield {"counted": len(plan.skipped)}
     loader.close()
 
 
-def decode_alone(folder: Path) -> Iterator[Counts]:
+def import_mmdp() -> None:
+    """Imports what mmdp imports when it is first needed, so that it does not count as work."""
+    from transformers import PreTrainedTokenizerFast  # noqa: F401
+
+    import mmdp
+
+    for name in mmdp.__all__:
+        getattr(mmdp, name)
+
+
+def planned(source: Any, encoder: Any, executor: str = "threads", cache: Path | None = None) -> Any:
+    """A loader of this source."""
+    import mmdp
+
+    plan = mmdp.plan(mmdp.measure(source, encoder, cache=cache), mmdp.Budget(MAX_TOKENS, MAX_IMAGES), seed=0)
+    return mmdp.Loader(source, encoder, plan, batch_size=BATCH, executor=executor, num_workers=WORKERS)
+
+
+def take_turns(folder: Path) -> list[dict[str, dict[str, float]]]:
+    """In each turn the seconds of the ceiling, of mmdp, and of mmdp without a cache, and their CPU seconds."""
+    import mmdp
+    from mmdp.config import Config
     from mmdp.executors import Threads
     from mmdp.images import decode
 
-    names = json.loads((folder / "order.json").read_text())
-    data = {name: (folder / name).read_bytes() for name in set(names)}
+    data = {str(path.relative_to(folder)): path.read_bytes() for path in (folder / "images").iterdir()}
+    source, encoder = mmdp.open_source(folder / "once.jsonl"), mmdp.Encoder(str(folder / "tokenizer"), VISION)
+    loader = planned(source, encoder)
+    found = []
 
-    def build(name: str) -> Any:
+    def one(name: str) -> np.ndarray:
         return decode(data[name], size=(256, 256), draft=True)
 
-    yield {}
-    pixels = Threads(WORKERS).run(build, names, depth=2 * BATCH + WORKERS)
-    yield {}
-    for _ in pixels:
-        yield {"images": 1}
+    def ceiling(names: list[str]) -> int:
+        return sum(1 for _ in Threads(WORKERS).run(one, names, depth=2 * BATCH + WORKERS))
+
+    def cached(epoch: int) -> int:
+        loader.set_epoch(epoch)
+        return sum(len(batch.images) for batch in loader)
+
+    def anew(epoch: int) -> int:
+        with tempfile.TemporaryDirectory() as fresh:
+            opened = mmdp.open_source(folder / "once.jsonl", config=Config(cache_dir=Path(fresh)))
+            new = planned(opened, encoder, cache=Path(fresh))
+            new.set_epoch(epoch)
+            return sum(len(batch.images) for batch in new)
+
+    for turn in range(-1, TURNS):
+        rows = loader.steps.plan.epoch(turn + 1)
+        names = [image.name for row in rows for sample in row for image in source[int(sample)].images]
+        jobs: dict[str, Callable[[], int]] = {
+            CEILING: partial(ceiling, names),
+            "mmdp": partial(cached, turn + 1),
+            "mmdp, no cache": partial(anew, turn + 1),
+        }
+        order = list(jobs)[turn:] + list(jobs)[:turn]
+        times = {}
+        for name in order:
+            start, cpu = time.perf_counter(), time.process_time()
+            num_images = jobs[name]()
+            times[name] = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+            assert num_images == len(names)
+        if turn >= 0:  # the first turn warms up
+            found.append(times)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

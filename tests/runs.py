@@ -1,11 +1,13 @@
 """Runs to compare: a small plan over real files, batches as digests, and a child that trains."""
 
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +21,13 @@ from mmdp.loader import Loader, PackedDataset
 from mmdp.planner import Plan
 from mmdp.records import Batch
 from mmdp.sources import Source
+
+
+def forkserver() -> BaseContext:
+    """Starts processes in a moment, since it has imported what they need; a fresh interpreter takes many seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mmdp.loader", "transformers.tokenization_utils_tokenizers"])
+    return context
 
 
 class Parts(NamedTuple):

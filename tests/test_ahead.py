@@ -81,7 +81,7 @@ def test_a_consumer_that_stops_early_ends_the_thread():
     consumer.close()
     assert 0 == threads()
     with pytest.raises(ZeroDivisionError):
-        list(1 // zero for zero in ahead(items()))
+        [1 // zero for zero in ahead(items())]
     next(ahead(items()))
     gc.collect()
     assert 23 == len(closed)

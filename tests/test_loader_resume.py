@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from runs import Parts, Road, digest, epochs, make_parts, rows_of, train, trained
+from runs import Parts, Road, digest, epochs, forkserver, make_parts, rows_of, train, trained
 
 from mmdp.executors import Processes
 from mmdp.loader import Loader, PackedDataset
@@ -38,14 +38,6 @@ EPOCHS = 4
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory) -> Parts:
     return make_parts(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def forkserver():
-    """Starts processes in a moment: it has imported what they need."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mmdp.loader", "mmdp.encode"])
-    return context
 
 
 class Whole:
@@ -224,7 +216,8 @@ def wanted(parts) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def processes(forkserver) -> Iterator[Processes]:
+def processes() -> Iterator[Processes]:
+    forkserver()
     with Processes(2, "forkserver") as kept:
         yield kept
 

@@ -84,9 +84,11 @@ def demo_reports(tmp_path_factory) -> dict[str, dict]:
         "04_knapsack.py": ["04_toy_greedy", "04_toy_ffd", "04_fill", "04_row_map"],
         "05_multimodal_knapsack.py": ["05_two_budgets", "05_row_map"],
     }
-    return {
-        stage: judged(stage, tmp_path_factory.mktemp(stage[:2]), names, runs=run) for stage, names in figures.items()
-    }
+    reports = {}
+    for stage, names in figures.items():
+        runs = run if stage.startswith("05") else run_here
+        reports[stage] = judged(stage, tmp_path_factory.mktemp(stage[:2]), names, runs=runs)
+    return reports
 
 
 def test_stages_report_the_same_data(demo_reports):
