@@ -2,16 +2,16 @@
 
     uv run benchmarks/loader.py [--quick] [--report FILE.json]
 
-All contenders make batches of the same samples: 2 workers, 8 rows a batch, 1024 tokens and 9 images a row, 64 tokens
-and 256 x 256 pixels an image, the same tokenizer with ChatML. Each makes one epoch in a process of its own. Rounds take
-turns, and a ratio is taken within its round, since machines differ and are shared.
+All make batches of the same samples: 2 workers, 8 rows a batch, 1024 tokens and 9 images a row, 64 tokens and 256 x 256
+pixels an image, the same tokenizer with ChatML. Each makes one epoch in a process of its own. Rounds take turns, and a
+ratio is taken within its round, since machines differ and are shared.
 
 | contender | is |
 |---|---|
 | blog | `blog_pipeline.py`: DataLoader workers that decode and pack; float32 pixels |
 | blog, mended | the same with its worst faults mended; in the first round only |
 | mmdp | `Loader(executor="threads")`; index and token cache lie there from an earlier run |
-| mmdp, no cache | the same, but nothing lies there |
+| mmdp, no cache | the same with `measure(lazy=True)`, and nothing lies there |
 | mmdp, processes | as mmdp, with `executor="processes"`; in the first round only |
 
 How near mmdp comes to its ceiling is measured in one more process, in short turns of one epoch of the samples taken
@@ -23,16 +23,18 @@ The time to the first batch starts after the imports, and once more with them. I
 request for a batch to the last batch, without a cache from opening the source on. CPU time is that of all processes,
 from the imports to the end. Memory is what no file backs, summed over all processes and looked at ten times a second;
 off it, for each process, goes what the first process holds after its imports. The files lie in the system's own cache:
-the disk is not measured.
+the disk is not measured. Padding includes the token that the blog puts behind each sample.
 
 Real rows and the SmolLM2 tokenizer come from the folder that `MMDP_SHARED` names (by default `shared` beside the
-checkout); without it the demo set is taken. The samples with images are repeated six times over. `--quick` repeats them
-twice: the blog's buffer, and with it its memory and its first wait, are then a third, so that no goal is set on them.
+checkout); without it the demo set is taken. The samples with images are repeated six times over. `--quick` is one round
+of them twice over: the blog's buffer, and with it its memory and its first wait, are then a third, so that the goals
+that speak of those are not judged.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -46,32 +48,41 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+if TYPE_CHECKING:
+    import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("MMDP_SHARED", ROOT.parent / "shared"))
 REPEATS, QUICK_REPEATS = 6, 2
-ROUNDS = 3
+ROUNDS, QUICK_ROUNDS = 3, 1
 TURNS = 3  # a round, of mmdp and its ceiling
 WORKERS = 2
 BATCH = 8  # rows
 MAX_TOKENS = 1024  # a row
 MAX_IMAGES = 9  # a row
+SIDE = 256  # pixels
 VISION = "fixed:64"
-SAMPLE_EVERY = 0.1  # seconds between looks at the memory
-TIMEOUT = 300  # seconds a contender may take
+LOOK_EVERY = 0.1  # seconds, at the memory
+TIMEOUT = 600  # seconds a contender may take
 
 Counts = dict[str, int]
+Figures = dict[str, Any]
 
 
-def prepare(folder: Path, repeats: int) -> dict[str, Any]:
-    """Writes what the contenders share: rows, images, tokenizer, caches, and the list of images in mmdp's order."""
+# What runs in a child imports what it needs by itself: when imports end is part of what is measured.
+
+
+def prepare(folder: Path, repeats: int) -> Figures:
+    """Writes what the contenders share, rows, images, tokenizer and caches, and tells what the data is."""
     import mmdp
     from mmdp.config import cache_folder
     from mmdp.demo import demo_jsonl
@@ -80,26 +91,54 @@ def prepare(folder: Path, repeats: int) -> dict[str, Any]:
     rows = SHARED / "data" / "real-vqa" / "train.jsonl" if real else demo_jsonl(cache_folder())
     shutil.copytree(rows.parent / "images", folder / "images")
     given = [row for line in rows.read_text(encoding="utf-8").splitlines() if (row := json.loads(line))["images"]]
-    for name, times in (("train.jsonl", repeats), ("once.jsonl", 1)):
+    encoder = mmdp.Encoder(str(SHARED / "tokenizers" / "smollm2") if real else "demo", VISION, chat_template="chatml")
+    encoder.tokenizer.chat_template = encoder.chat.template.text
+    encoder.tokenizer.save_pretrained(folder / "tokenizer")
+    for name, times in (("once.jsonl", 1), ("train.jsonl", repeats)):
         with (folder / name).open("w", encoding="utf-8") as file:
             for repeat in range(times):
                 for row in given:
                     file.write(json.dumps(row | {"id": f"{row['id']}-{repeat}"}) + "\n")
-    encoder = mmdp.Encoder(str(SHARED / "tokenizers" / "smollm2") if real else "demo", VISION, chat_template="chatml")
-    encoder.tokenizer.chat_template = encoder.chat.template.text
-    encoder.tokenizer.save_pretrained(folder / "tokenizer")
-    for name in ("train.jsonl", "once.jsonl"):
-        mmdp.measure(mmdp.open_source(folder / name), mmdp.Encoder(str(folder / "tokenizer"), VISION))
-    num_images = sum(len(row["images"]) for row in given)
+        planned(*opened(folder, name))
     return {
         "origin": "real-vqa" if real else "the demo set",
         "repeats": repeats,
         "samples": repeats * len(given),
-        "images": repeats * num_images,
+        "images": repeats * sum(len(row["images"]) for row in given),
     }
 
 
-def blog(folder: Path, *, mended: bool = False) -> Iterator[Counts]:
+def opened(folder: Path, name: str, cache: Path | None = None) -> tuple[Any, Any]:
+    """A source, and an encoder."""
+    import mmdp
+    from mmdp.config import Config
+
+    source = mmdp.open_source(folder / name, config=Config(cache_dir=cache))
+    return source, mmdp.Encoder(str(folder / "tokenizer"), VISION)
+
+
+def planned(
+    source: Any, encoder: Any, executor: str = "threads", *, lazy: bool = False, cache: Path | None = None
+) -> Any:
+    """A loader, and before it all that it needs."""
+    import mmdp
+
+    sizes = mmdp.measure(source, encoder, lazy=lazy, cache=cache)
+    plan = mmdp.plan(sizes, mmdp.Budget(MAX_TOKENS, MAX_IMAGES), seed=0)
+    return mmdp.Loader(source, encoder, plan, batch_size=BATCH, executor=executor, num_workers=WORKERS)
+
+
+def import_mmdp() -> None:
+    """Also what mmdp imports only when it is needed."""
+    from transformers import PreTrainedTokenizerFast  # noqa: F401
+
+    import mmdp
+
+    for name in mmdp.__all__:
+        getattr(mmdp, name)
+
+
+def run_blog(folder: Path, *, mended: bool = False) -> Iterator[Counts]:
     from blog_pipeline import blog_loader, count
 
     yield {}
@@ -110,15 +149,11 @@ def blog(folder: Path, *, mended: bool = False) -> Iterator[Counts]:
     yield from map(count, loader)
 
 
-def mmdp_loader(folder: Path, *, executor: str = "threads") -> Iterator[Counts]:
+def run_mmdp(folder: Path, *, executor: str = "threads", lazy: bool = False) -> Iterator[Counts]:
     import_mmdp()
     yield {}
-    import mmdp
-
-    source = mmdp.open_source(folder / "train.jsonl")
-    encoder = mmdp.Encoder(str(folder / "tokenizer"), VISION)
-    loader = planned(source, encoder, executor)
-    yield {"counted": len(loader.steps.plan.skipped)}
+    loader = planned(*opened(folder, "train.jsonl"), executor, lazy=lazy)
+    yield {}
     for batch in loader:
         yield {
             "images": len(batch.images),
@@ -129,73 +164,7 @@ def mmdp_loader(folder: Path, *, executor: str = "threads") -> Iterator[Counts]:
             "counted": len(batch.skipped),
         }
     loader.close()
-
-
-def import_mmdp() -> None:
-    """Imports what mmdp imports when it is first needed, so that it does not count as work."""
-    from transformers import PreTrainedTokenizerFast  # noqa: F401
-
-    import mmdp
-
-    for name in mmdp.__all__:
-        getattr(mmdp, name)
-
-
-def planned(source: Any, encoder: Any, executor: str = "threads", cache: Path | None = None) -> Any:
-    """A loader of this source."""
-    import mmdp
-
-    plan = mmdp.plan(mmdp.measure(source, encoder, cache=cache), mmdp.Budget(MAX_TOKENS, MAX_IMAGES), seed=0)
-    return mmdp.Loader(source, encoder, plan, batch_size=BATCH, executor=executor, num_workers=WORKERS)
-
-
-def take_turns(folder: Path) -> list[dict[str, dict[str, float]]]:
-    """In each turn the seconds of the ceiling, of mmdp, and of mmdp without a cache, and their CPU seconds."""
-    import mmdp
-    from mmdp.config import Config
-    from mmdp.executors import Threads
-    from mmdp.images import decode
-
-    data = {str(path.relative_to(folder)): path.read_bytes() for path in (folder / "images").iterdir()}
-    source, encoder = mmdp.open_source(folder / "once.jsonl"), mmdp.Encoder(str(folder / "tokenizer"), VISION)
-    loader = planned(source, encoder)
-    found = []
-
-    def one(name: str) -> np.ndarray:
-        return decode(data[name], size=(256, 256), draft=True)
-
-    def ceiling(names: list[str]) -> int:
-        return sum(1 for _ in Threads(WORKERS).run(one, names, depth=2 * BATCH + WORKERS))
-
-    def cached(epoch: int) -> int:
-        loader.set_epoch(epoch)
-        return sum(len(batch.images) for batch in loader)
-
-    def anew(epoch: int) -> int:
-        with tempfile.TemporaryDirectory() as fresh:
-            opened = mmdp.open_source(folder / "once.jsonl", config=Config(cache_dir=Path(fresh)))
-            new = planned(opened, encoder, cache=Path(fresh))
-            new.set_epoch(epoch)
-            return sum(len(batch.images) for batch in new)
-
-    for turn in range(-1, TURNS):
-        rows = loader.steps.plan.epoch(turn + 1)
-        names = [image.name for row in rows for sample in row for image in source[int(sample)].images]
-        jobs: dict[str, Callable[[], int]] = {
-            CEILING: partial(ceiling, names),
-            "mmdp": partial(cached, turn + 1),
-            "mmdp, no cache": partial(anew, turn + 1),
-        }
-        order = list(jobs)[turn:] + list(jobs)[:turn]
-        times = {}
-        for name in order:
-            start, cpu = time.perf_counter(), time.process_time()
-            num_images = jobs[name]()
-            times[name] = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
-            assert num_images == len(names)
-        if turn >= 0:  # the first turn warms up
-            found.append(times)
-    return found
+    yield {"counted": len(loader.steps.plan.skipped)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,184 +172,246 @@ class Contender:
     """Who runs.
 
     Attributes:
-        run: yields once after its imports, once before it asks for the first batch, and then a batch's counts.
+        run: yields once after its imports, once before it asks for the first batch, and then the counts of each batch.
         cached: index and token cache lie there.
-        whole: images a second count opening and measuring too.
+        each_round: else it runs in the first round only.
     """
 
     run: Callable[[Path], Iterator[Counts]]
     cached: bool = True
-    whole: bool = False
+    each_round: bool = True
 
 
 CONTENDERS = {
-    "blog": Contender(blog),
-    "blog, mended": Contender(lambda folder: blog(folder, mended=True)),
-    "mmdp": Contender(mmdp_loader),
-    "mmdp, no cache": Contender(mmdp_loader, cached=False, whole=True),
-    "mmdp, processes": Contender(lambda folder: mmdp_loader(folder, executor="processes")),
-    "decode alone": Contender(decode_alone),
+    "blog": Contender(run_blog),
+    "blog, mended": Contender(partial(run_blog, mended=True), each_round=False),
+    "mmdp": Contender(run_mmdp),
+    "mmdp, no cache": Contender(partial(run_mmdp, lazy=True), cached=False),
+    "mmdp, processes": Contender(partial(run_mmdp, executor="processes"), each_round=False),
 }
 
 
-def child(name: str, folder: Path, spawned: float) -> dict[str, Any]:
-    """Runs a contender in this process."""
-    batches = prepare(folder) if name == "prepare" else CONTENDERS[name].run(folder)
+def contend(name: str, folder: Path, spawned: float) -> Figures:
+    """Runs a contender in this process.
+
+    Args:
+        name: its name.
+        folder: what `prepare` wrote.
+        spawned: when this process was asked for, by the clock on the wall.
+    """
+    batches = CONTENDERS[name].run(folder)
     next(batches)
-    imports, start, cpu = private_bytes(os.getpid()), time.perf_counter(), cpu_seconds()
-    next_batches = next(batches)
+    imports, start, cpu = memory_of(os.getpid())[0], time.perf_counter(), cpu_seconds()
+    next(batches)
     asked = last = time.perf_counter()
-    total, first, first_with_imports = Counter(next_batches), None, None
+    total: Counter[str] = Counter()
+    first = first_with_imports = 0.0
     for counts in batches:
         total.update(counts)
-        if counts.get("images"):
+        if "rows" in counts:
             last = time.perf_counter()
-            if first is None:
+            if not first:
                 first, first_with_imports = last - start, time.time() - spawned
+    seconds = last - (asked if CONTENDERS[name].cached else start)
     return {
-        "counts": dict(total),
-        "first": first,
-        "first_with_imports": first_with_imports,
-        "seconds": last - asked,
-        "seconds_with_opening": last - start,
+        "images": total["images"],
+        "images_per_second": total["images"] / seconds,
+        "samples": total["samples"],
+        "samples_per_second": total["samples"] / seconds,
+        "samples_counted_as_left_out": total["counted"],
+        "rows": total["rows"],
+        "tokens": total["tokens"],
+        "padding_share": total["padding"] / (total["tokens"] + total["padding"]),
+        "seconds_to_first": first,
+        "seconds_to_first_with_imports": first_with_imports,
+        "seconds": seconds,
         "cpu_seconds": cpu_seconds() - cpu,
-        "imports_bytes": imports,
+        "bytes_of_imports": imports,
     }
 
 
+def take_turns(folder: Path) -> list[dict[str, dict[str, float]]]:
+    """In each turn, seconds and CPU seconds of the ceiling, of mmdp, and of mmdp without a cache."""
+    from mmdp.executors import Threads
+    from mmdp.images import decode
+
+    source, encoder = opened(folder, "once.jsonl")
+    loader = planned(source, encoder)
+    data = {f"images/{path.name}": path.read_bytes() for path in (folder / "images").iterdir()}
+
+    def decode_one(name: str) -> np.ndarray:
+        return decode(data[name], size=(SIDE, SIDE), draft=True)
+
+    def ceiling(names: list[str]) -> int:
+        return sum(1 for _ in Threads(WORKERS).run(decode_one, names, depth=2 * BATCH + WORKERS))
+
+    def cached(epoch: int) -> int:
+        loader.set_epoch(epoch)
+        return sum(len(batch.images) for batch in loader)
+
+    def anew(epoch: int) -> int:
+        with tempfile.TemporaryDirectory() as fresh:
+            new = planned(opened(folder, "once.jsonl", Path(fresh))[0], encoder, lazy=True, cache=Path(fresh))
+            new.set_epoch(epoch)
+            return sum(len(batch.images) for batch in new)
+
+    found = []
+    for turn in range(TURNS + 1):
+        rows = loader.steps.plan.epoch(turn)
+        names = [image.name for row in rows for sample in row for image in source[int(sample)].images]
+        jobs: dict[str, Callable[[], int]] = {
+            "ceiling": partial(ceiling, names),
+            "mmdp": partial(cached, turn),
+            "mmdp, no cache": partial(anew, turn),
+        }
+        times = {}
+        for name in (*list(jobs)[turn % 3 :], *list(jobs)[: turn % 3]):
+            start, cpu = time.perf_counter(), time.process_time()
+            num_images = jobs[name]()
+            seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+            assert num_images == len(names)
+            times[name] = {"images_per_second": num_images / seconds, "images_per_cpu_second": num_images / cpu}
+        found.append(times)
+    return found[1:]  # the first one warmed up
+
+
 def cpu_seconds() -> float:
-    """CPU time of this process and of its children that have ended."""
+    """CPU time of this process, and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def private_bytes(pid: int) -> int:
-    """Memory of a process that no file backs and that it shares with none but by a fork; elsewhere than Linux its RSS."""
-    return memory_of(pid)[0]
-
-
 def memory_of(pid: int) -> tuple[int, int]:
-    """Bytes of anonymous memory, and of shared memory, that a process holds."""
+    """Bytes of a process that no file backs: its own, and shared ones. Elsewhere than on Linux all that is resident."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
-        anonymous, shared = (int(status.split(f"{field}:")[1].split()[0]) for field in ("RssAnon", "RssShmem"))
+        own, shared = (1024 * int(status.split(f"{field}:")[1].split()[0]) for field in ("RssAnon", "RssShmem"))
     except (OSError, IndexError):
         return psutil.Process(pid).memory_info().rss, 0
-    return anonymous * 1024, shared * 1024
+    return own, shared
 
 
-def run(name: str, folder: Path) -> dict[str, Any]:
-    """Runs a contender in a process of its own, and watches its memory."""
+def spawn(job: str, folder: Path, *words: str) -> tuple[Any, list[list[tuple[int, int]]]]:
+    """Does a job in a process of its own: what it tells, and the memory that was seen."""
+    command = [sys.executable, __file__, "--child", job, str(folder), *words]
     with tempfile.TemporaryDirectory() as fresh, tempfile.TemporaryFile("w+") as errors:
-        cached = name == "prepare" or CONTENDERS[name].cached
+        cached = job not in CONTENDERS or CONTENDERS[job].cached
         environment = {
             **os.environ,
             "MMDP_CACHE": str(folder / "cache") if cached else fresh,
-            "TOKENIZERS_PARALLELISM": "false",  # else tokenizers warns of the fork of the DataLoader's workers
+            "TOKENIZERS_PARALLELISM": "false",  # else they warn when the DataLoader forks
         }
-        command = [sys.executable, __file__, "--child", name, str(folder), str(time.time())]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
             seen = watch(psutil.Process(process.pid))
-            if process.wait():
-                errors.seek(0)
-                raise RuntimeError(f"{name} failed:\n{errors.read()}")
-            assert process.stdout is not None
-            found: dict[str, Any] = json.loads(process.stdout.read().splitlines()[-1])
-        finally:
-            process.kill()
-    above = [
-        sum(max(0, anonymous - found["imports_bytes"]) for anonymous, _ in processes) + shared_bytes(processes)
-        for processes in seen
-    ]
-    whole = [sum(anonymous for anonymous, _ in processes) + shared_bytes(processes) for processes in seen]
-    return found | {"peak_above_imports": max(above, default=0), "peak": max(whole, default=0)}
+            told = process.communicate()[0]
+        except BaseException:
+            process.terminate()
+            raise
+        if process.returncode:
+            errors.seek(0)
+            raise RuntimeError(f"{job} failed:\n{errors.read()}")
+        return json.loads(told.splitlines()[-1]), seen
 
 
 def watch(parent: psutil.Process) -> list[list[tuple[int, int]]]:
-    """Memory of a process and its descendants, the parent first, until it has ended."""
+    """Memory of a process and of its descendants, the process first, until it has ended."""
     seen = []
     end = time.monotonic() + TIMEOUT
     while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > end:
-            for one in (*parent.children(recursive=True), parent):
-                one.kill()
             raise TimeoutError(f"{' '.join(parent.cmdline())} took more than {TIMEOUT} s")
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a worker may end while we look
             seen.append([memory_of(one.pid) for one in (parent, *parent.children(recursive=True))])
-        except psutil.NoSuchProcess:
-            pass  # a worker ended while we looked
-        time.sleep(SAMPLE_EVERY)
+        time.sleep(LOOK_EVERY)
     return seen
 
 
-def shared_bytes(processes: list[tuple[int, int]]) -> int:
-    """Batches on their way lie in shared memory, and sender and receiver both may map them: counted once."""
-    parent, *workers = (shared for _, shared in processes)
-    return max(parent, sum(workers))
+def peak_bytes(seen: list[list[tuple[int, int]]], imports: int) -> int:
+    """The most that all processes held at one time, without what each holds after its imports."""
+    most = 0
+    for processes in seen:
+        # Batches on their way lie in shared memory, which sender and receiver both may map: counted once.
+        parent, *workers = (shared for _, shared in processes)
+        most = max(most, sum(max(0, own - imports) for own, _ in processes) + max(parent, sum(workers)))
+    return most
 
 
-def figures(name: str, found: dict[str, Any], data: dict[str, int]) -> dict[str, float | None]:
-    """What the table shows of one run."""
-    counts = Counter(found["counts"])
-    seconds = found["seconds_with_opening"] if CONTENDERS[name].whole else found["seconds"]
-    places = counts["tokens"] + counts["padding"]
-    return {
-        "images_per_second": counts["images"] / seconds,
-        "samples_per_second": counts["samples"] / seconds if counts["samples"] else None,
-        "images_per_second_with_opening": counts["images"] / found["seconds_with_opening"],
-        "padding_share": counts["padding"] / places if places else None,
-        "images_left_out": 1 - counts["images"] / data["images"],
-        "samples_left_out": data["samples"] - counts["samples"] if counts["samples"] else None,
-        "samples_counted_as_left_out": counts["counted"],
-        "seconds_to_first": found["first"],
-        "seconds_to_first_with_imports": found["first_with_imports"],
-        "cpu_seconds": found["cpu_seconds"],
-        "peak_bytes_above_imports": found["peak_above_imports"],
-        "peak_bytes": found["peak"],
-    }
+def one_round(number: int, folder: Path, data: Figures) -> Figures:
+    """Figures of each contender that runs in this round, and the turns of mmdp and its ceiling."""
+    names = [name for name, contender in CONTENDERS.items() if contender.each_round or number == 0]
+    found: Figures = {}
+    for name in (*names[number:], *names[:number]):
+        told, seen = spawn(name, folder, str(time.time()))
+        found[name] = told | {
+            "peak_bytes_above_imports": peak_bytes(seen, told["bytes_of_imports"]),
+            "peak_bytes": peak_bytes(seen, 0),
+            "images_left_out": data["images"] - told["images"],
+            "samples_left_out": data["samples"] - told["samples"],
+        }
+    found["turns"] = spawn("turns", folder)[0]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """A ratio of two contenders in one figure, the least, median and greatest of all rounds; the median decides."""
+class Ratio:
+    """One figure over another, in each round or turn; the median decides. `met` is None where no goal is judged."""
 
     what: str
-    ratio: tuple[float, float, float]
-    goal: float | None
-    at_least: bool
-    met: bool | None
+    least: float
+    median: float
+    greatest: float
+    count: int
+    goal: str = ""
+    met: bool | None = None
 
 
-def ratio(
-    rounds: list[dict[str, Any]], what: str, figure: str, ours: str, theirs: str, goal: float | None, *, at_least: bool
-) -> Goal:
-    ratios = [each[ours][figure] / each[theirs][figure] for each in rounds]
-    middle = statistics.median(ratios)
-    met = None if goal is None else middle >= goal if at_least else middle <= goal
-    return Goal(what, (min(ratios), middle, max(ratios)), goal, at_least, met)
+def ratio(what: str, pairs: list[tuple[float, float]], at_least: float = 0, at_most: float = 0) -> Ratio:
+    values = [ours / theirs for ours, theirs in pairs]
+    middle = statistics.median(values)
+    met = middle >= at_least if at_least else middle <= at_most if at_most else None
+    goal = f">= {at_least:.3g}" if at_least else f"<= {at_most:.3g}" if at_most else ""
+    return Ratio(what, min(values), middle, max(values), len(values), goal, met)
 
 
-def judge(rounds: list[dict[str, Any]]) -> list[Goal]:
-    speed, memory, first = "images_per_second", "peak_bytes_above_imports", "seconds_to_first"
-    ceiling = "decode alone"
-    goals = [
-        ratio(rounds, "images/s, mmdp / ceiling", speed, "mmdp", ceiling, 0.9, at_least=True),
-        ratio(rounds, "images/s, mmdp without cache / ceiling", speed, "mmdp, no cache", ceiling, 0.8, at_least=True),
-        ratio(rounds, "memory, mmdp / blog", memory, "mmdp", "blog", 1 / 10, at_least=False),
-        ratio(rounds, "memory, mmdp without cache / blog", memory, "mmdp, no cache", "blog", 1 / 10, at_least=False),
-        ratio(rounds, "time to first batch, mmdp / blog", first, "mmdp", "blog", 1 / 20, at_least=False),
-        ratio(rounds, "time to first batch, no cache / blog", first, "mmdp, no cache", "blog", 1 / 10, at_least=False),
-    ]
-    for name in ("blog", "blog, mended", "mmdp, processes"):
-        goals.append(ratio(rounds, f"images/s, {name} / ceiling", speed, name, ceiling, None, at_least=True))
-    return goals
+def judge(rounds: list[Figures], *, whole: bool) -> list[Ratio]:
+    """All ratios.
+
+    Args:
+        rounds: of `one_round`.
+        whole: the blog's buffer is as large as the goals suppose.
+    """
+    turns = [turn for each in rounds for turn in each["turns"]]
+    speed, cpu = "images_per_second", "images_per_cpu_second"
+    memory, first = "peak_bytes_above_imports", "seconds_to_first"
+    ratios = []
+    for name, least in (("mmdp", 0.9), ("mmdp, no cache", 0.8)):
+        pairs = [(turn[name][speed], turn["ceiling"][speed]) for turn in turns]
+        ratios.append(ratio(f"{name} / ceiling: images/s", pairs, at_least=least))
+        pairs = [(turn[name][cpu], turn["ceiling"][cpu]) for turn in turns]
+        ratios.append(ratio(f"{name} / ceiling: images per CPU second", pairs))
+    for figure, what, name, most in (
+        (memory, "memory above the imports", "mmdp", 1 / 10),
+        (memory, "memory above the imports", "mmdp, no cache", 1 / 10),
+        (first, "time to the first batch", "mmdp", 1 / 20),
+        (first, "time to the first batch", "mmdp, no cache", 1 / 10),
+    ):
+        pairs = [(each[name][figure], each["blog"][figure]) for each in rounds]
+        ratios.append(ratio(f"{name} / blog: {what}", pairs, at_most=most if whole else 0))
+    for name in CONTENDERS:
+        here = [each for each in rounds if name in each]
+        ceilings = [statistics.median(turn["ceiling"][speed] for turn in each["turns"]) for each in here]
+        pairs = [(each[name][speed], best) for each, best in zip(here, ceilings, strict=True)]
+        ratios.append(ratio(f"{name}, whole run / ceiling: images/s", pairs))
+    return ratios
 
 
-def show(console: Console, rounds: list[dict[str, Any]], goals: list[Goal], data: dict[str, int], title: str) -> None:
-    table = Table(title=title, box=box.SIMPLE_HEAD)
+def show(console: Console, rounds: list[Figures], ratios: list[Ratio], data: Figures) -> None:
+    title = (
+        f"{data['samples']:,} samples with {data['images']:,} images: {data['origin']}, {data['repeats']} times over"
+    )
+    table = Table("", title=f"{title}; medians of {len(rounds)} rounds", box=box.SIMPLE_HEAD)
     for heading in (
-        "",
         "images/s",
         "samples/s",
         "padding",
@@ -390,72 +421,62 @@ def show(console: Console, rounds: list[dict[str, Any]], goals: list[Goal], data
         "CPU s",
         "peak MB above\nimports (in all)",
     ):
-        table.add_column(heading, justify="right" if heading else "left")
-
-    def middle(name: str, figure: str) -> float | None:
-        values = [each[name][figure] for each in rounds if each[name][figure] is not None]
-        return statistics.median(values) if values else None
-
-    def text(value: float | None, form: str = ",.0f", scale: float = 1) -> str:
-        return "" if value is None else f"{value / scale:{form}}"
-
+        table.add_column(heading, justify="right")
     for name in CONTENDERS:
-        left_out = middle(name, "samples_left_out")
-        is_loader = left_out is not None
+        here = [each[name] for each in rounds if name in each]
+        of = {figure: statistics.median(one[figure] for one in here) for figure in here[0]}
         table.add_row(
             name,
-            text(middle(name, "images_per_second")),
-            text(middle(name, "samples_per_second")),
-            text(middle(name, "padding_share"), ".1%"),
-            text(middle(name, "images_left_out"), ".1%") if is_loader else "",
-            f"{left_out:.0f} ({middle(name, 'samples_counted_as_left_out'):.0f})" if is_loader else "",
-            f"{text(middle(name, 'seconds_to_first'), '.2f')} ({text(middle(name, 'seconds_to_first_with_imports'), '.1f')})"
-            if is_loader
-            else "",
-            text(middle(name, "cpu_seconds"), ".1f"),
-            f"{text(middle(name, 'peak_bytes_above_imports'), ',.0f', 1e6)} ({text(middle(name, 'peak_bytes'), ',.0f', 1e6)})",
+            f"{of['images_per_second']:,.0f}",
+            f"{of['samples_per_second']:,.0f}",
+            f"{of['padding_share']:.1%}",
+            f"{of['images_left_out'] / data['images']:.1%}",
+            f"{of['samples_left_out']:.0f} ({of['samples_counted_as_left_out']:.0f})",
+            f"{of['seconds_to_first']:.2f} ({of['seconds_to_first_with_imports']:.1f})",
+            f"{of['cpu_seconds']:.1f}",
+            f"{of['peak_bytes_above_imports'] / 1e6:,.0f} ({of['peak_bytes'] / 1e6:,.0f})",
         )
+    turns = [turn["ceiling"] for each in rounds for turn in each["turns"]]
+    best = statistics.median(turn["images_per_second"] for turn in turns)
+    table.add_row("ceiling: decode alone", f"{best:,.0f}")
     console.print(table)
-    table = Table(
-        "ratio", "min / median / max", "goal", "met", title=f"ratios of {len(rounds)} rounds", box=box.SIMPLE_HEAD
-    )
-    for one in goals:
+    table = Table("ratio", "min / median / max", "of", "goal", "met", title="ratios", box=box.SIMPLE_HEAD)
+    for one in ratios:
         met = "" if one.met is None else "[green]yes" if one.met else "[red]NO"
-        goal = "" if one.goal is None else f"{'>=' if one.at_least else '<='} {one.goal:.3g}"
-        table.add_row(one.what, " / ".join(f"{value:.3f}" for value in one.ratio), goal, met)
+        spread = f"{one.least:.3f} / {one.median:.3f} / {one.greatest:.3f}"
+        table.add_row(one.what, spread, str(one.count), one.goal, met)
     console.print(table)
-    console.print(f"{sum(one.met is True for one in goals)} goals met, {sum(one.met is False for one in goals)} missed")
+    console.print(
+        f"{sum(one.met is True for one in ratios)} goals met, {sum(one.met is False for one in ratios)} missed"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"one round instead of {ROUNDS}")
+    parser.add_argument("--quick", action="store_true", help="one round with a third of the samples")
     parser.add_argument("--report", type=Path, help="write the figures to this JSON file")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.child:
-        name, folder, spawned = flags.child
-        print(json.dumps(child(name, Path(folder), float(spawned))))
+        job, folder, *words = flags.child
+        jobs: dict[str, Callable[[], Any]] = {
+            "prepare": lambda: prepare(Path(folder), int(words[0])),
+            "turns": lambda: take_turns(Path(folder)),
+        }
+        print(json.dumps(jobs[job]() if job in jobs else contend(job, Path(folder), float(words[0]))))
         return
     console = Console(width=None if Console().is_terminal else 150)
     if not SHARED.is_dir():
         console.print("no handed inputs (set MMDP_SHARED): the demo set and its tokenizer are taken")
-    rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        data = run("prepare", folder)["counts"]
-        for number in range(1 if flags.quick else ROUNDS):
-            names = list(CONTENDERS)
-            names = names[number:] + names[:number]
-            rounds.append({name: figures(name, run(name, folder), data) for name in names})
-    goals = judge(rounds)
-    origin = "real-vqa" if SHARED.is_dir() else "the demo set"
-    title = f"{data['samples']:,} samples with {data['images']:,} images, {origin} {REPEATS} times over"
-    show(console, rounds, goals, data, title)
+        data = spawn("prepare", Path(made), str(QUICK_REPEATS if flags.quick else REPEATS))[0]
+        rounds = [one_round(number, Path(made), data) for number in range(QUICK_ROUNDS if flags.quick else ROUNDS)]
+    ratios = judge(rounds, whole=not flags.quick)
+    show(console, rounds, ratios, data)
     if flags.report:
-        machine = {"python": platform.python_version(), "cpus": os.cpu_count()}
-        report = {"machine": machine, "data": data | {"origin": origin}, "rounds": rounds}
-        flags.report.write_text(json.dumps(report | {"goals": [asdict(one) for one in goals]}, indent=1) + "\n")
+        machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg()}
+        report = {"machine": machine, "data": data, "rounds": rounds, "ratios": [asdict(one) for one in ratios]}
+        flags.report.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
