@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mmdp import plots
-from mmdp.plots import DrawnRow, DrawnSegment
+from mmdp.plots import DrawnRow, DrawnSegment, fill_curves, planned_rows
 from mmdp.plots.lettering import inches, wrap
 from mmdp.records import Batch, ImageBuffer, Sample, Turn
 
@@ -357,3 +357,22 @@ def test_card_wraps_by_width():
     assert all(inches(line, 9.5) <= 5.0 for line in lines)
     assert text.replace(" ", "") == "".join(lines).replace(" ", "")
     assert len(lines) > 5
+
+
+def test_planned_rows_are_drawn_as_packed():
+    """Each sample index becomes a segment of its length, in the order of the row."""
+    rows = planned_rows([np.array([2, 0]), [1]], np.array([5, 7, 9]), 16)
+    assert [(14, [(2, 9), (0, 5)]), (7, [(1, 7)])] == [
+        (row.num_tokens, [(segment.sample, segment.tokens) for segment in row.segments]) for row in rows
+    ]
+
+
+def test_fill_curves_fall_from_full_to_empty():
+    """One line a packer, its rows fullest first and named with their number; the bound is a line."""
+    figure = fill_curves({"greedy": [0.5, 1.0, 0.75], "knapsack": [1.0, 1.0]}, title="t", bound=2)
+    (axes,) = figure.axes
+    greedy, _, bound = axes.get_lines()
+    assert [1.0, 0.75, 0.5, 0.0] == list(greedy.get_ydata())
+    assert [2, 2] == list(bound.get_xdata())
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert ["greedy: 3 rows", "knapsack: 2 rows", "lower bound: 2 rows"] == texts

@@ -1,0 +1,286 @@
+"""How a loop over a loader ends, and what it lives through: left early, closed, Ctrl-C, workers that are killed."""
+
+import gc
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from odd_sources import Kills
+from runs import Parts, Road, digest, make_parts, trained
+from torch.utils.data import DataLoader
+
+from mmdp.executors import Processes, WorkerDied
+from mmdp.loader import Loader, PackedDataset
+from mmdp.records import Reason
+
+pytestmark = pytest.mark.timeout(120)
+
+SECONDS = 10  # in which a thing that ends "within seconds" must have ended, however busy the machine is
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory) -> Parts:
+    return make_parts(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def wanted(parts) -> list[str]:
+    """Digests of the undisturbed run's batches, epoch after epoch."""
+    loader = Loader(*parts, batch_size=2, executor="inline")
+    return [digest(batch) for _ in range(30) for batch in loader]
+
+
+def workers() -> list:
+    """Threads of executors, and processes of this one, that run now."""
+    threads = [thread for thread in threading.enumerate() if thread.name == "mmdp-worker"]
+    return [*threads, *(one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)]
+
+
+def new_workers(before: list) -> list:
+    """Those that came since, and have not ended in time."""
+    end = time.monotonic() + SECONDS
+    while (left := [one for one in workers() if one not in before]) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left
+
+
+@pytest.mark.parametrize(
+    ("executor", "times"), [("threads", 20), (Processes(2, "fork"), 5)], ids=["threads", "processes"]
+)
+@pytest.mark.parametrize("end", ["break", "drop the loader", "close", "raise"])
+def test_a_loop_that_ends_early_leaves_no_worker(parts, executor, times, end):
+    """WRK-02: at once, without the garbage collector; and the loader goes on after it."""
+    before = workers()
+    gc.disable()
+    try:
+        loader = Loader(*parts, batch_size=2, executor=executor, num_workers=2)
+        for _ in range(times):
+            if end == "close":
+                loop = iter(loader)
+                next(loop)
+                assert len(workers()) > len(before), "the case did not arise"
+                loader.close()
+            elif end == "raise":
+                with pytest.raises(ZeroDivisionError):
+                    for _ in loader:
+                        1 / 0  # noqa: B018
+            else:
+                for _ in loader:
+                    assert len(workers()) > len(before), "the case did not arise"
+                    break
+            if end == "drop the loader":
+                loader = Loader(*parts, batch_size=2, executor=executor, num_workers=2)
+                next(iter(loader))
+            assert [] == new_workers(before)
+    finally:
+        gc.enable()
+
+
+def test_an_executor_of_your_own_stays(parts, wanted):
+    """Two loaders share processes; the end of one is not the end of the other, nor of the processes."""
+    with Processes(2, "fork") as shared:
+        one, other = (Loader(*parts, batch_size=2, executor=shared) for _ in range(2))
+        loop = iter(one)
+        seen = [digest(next(loop))]
+        assert wanted[0] == digest(next(iter(other)))
+        other.close()
+        seen += [digest(batch) for batch in loop]
+        one.close()
+        seen += [digest(batch) for batch in one]
+    assert wanted[: len(seen)] == seen
+    assert len(seen) > 10
+
+
+# Workers that die
+
+
+def test_workers_killed_from_outside(parts, wanted):
+    """WRK-09, law 11: `kill -9` of all workers in mid-epoch costs a warning, and no batch."""
+    with Processes(2, "fork") as processes, pytest.warns(RuntimeWarning, match="signal 9"):
+        loader = Loader(*parts, batch_size=2, executor=processes)
+        seen = []
+        for batch in loader:
+            seen.append(digest(batch))
+            if len(seen) in (2, 5):
+                victims = psutil.Process().children()
+                assert len(victims) == 2
+                for victim in victims:
+                    victim.kill()
+    assert wanted[: len(seen)] == seen
+    assert {} == loader.skipped
+
+
+def test_a_sample_that_kills_its_worker_is_left_out_and_its_neighbours_are_not(parts):
+    """WRK-09: a row that kills is built sample by sample in a process of its own."""
+    first, lost = [row.tolist() for row in parts.plan.epoch(0) if len(row) == 3][:2]
+    bad = (first[1], *lost)
+    source = Kills(parts.source, bad, os.getpid())
+    with pytest.warns(RuntimeWarning, match="exit code 7"):
+        loader = Loader(source, *parts[1:], batch_size=2, executor=Processes(2, "fork"))
+        batches = list(loader)
+    assert {"killed_worker": len(bad)} == loader.skipped
+    assert dict.fromkeys(bad, Reason.KILLED_WORKER) == {i: why for batch in batches for i, why in batch.skipped.items()}
+    seen = [samples for batch in batches for samples in batch.samples]
+    assert (first[0], first[2]) in seen
+    assert () in seen, "a row that loses all its samples stays"
+    assert sorted(set(range(len(source))) - set(bad)) == sorted(sample for samples in seen for sample in samples)
+    whole = {batch.samples: digest(batch) for batch in Loader(*parts, batch_size=2, executor="inline")}
+    untouched = [batch for batch in batches if not batch.skipped]
+    assert [whole[batch.samples] for batch in untouched] == [digest(batch) for batch in untouched]
+    assert len(whole) - 2 == len(untouched)
+
+
+def test_in_strict_mode_a_dead_worker_is_an_error(parts):
+    """WRK-09: it names the row, and the exit code."""
+    bad = int(parts.plan.epoch(0)[3][0])
+    loader = Loader(
+        Kills(parts.source, (bad,), os.getpid()), *parts[1:], executor=Processes(1, "fork"), batch_size=1, strict=True
+    )
+    with (
+        pytest.raises(WorkerDied, match=rf"{bad}.* ended two worker processes.*exit code 7"),
+        pytest.warns(RuntimeWarning),
+    ):
+        list(loader)
+
+
+def test_a_dead_worker_of_a_data_loader_is_an_error_in_seconds(parts):
+    """WRK-09 through torch's DataLoader, which can't go on: the error names the worker."""
+    dataset = PackedDataset(Kills(parts.source, (0,), os.getpid()), *parts[1:])
+    loader = DataLoader(
+        dataset,
+        batch_sampler=dataset.sampler(2),
+        collate_fn=dataset.collate,
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
+        list(loader)
+    assert time.monotonic() - start < SECONDS
+
+
+# The end of the program
+
+MAIN = """
+import json, os, pickle, signal, sys
+from pathlib import Path
+import runs
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs these tests in the background ignores it
+parts = pickle.loads(Path(sys.argv[1]).read_bytes())
+print("ready", flush=True)
+for line in sys.stdin:
+    road, total, pace, out = pickle.loads(bytes.fromhex(line))
+    if os.fork() == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+else:
+    sys.exit()
+os.setsid()
+print(os.getpid(), flush=True)
+if total:
+    runs.train(road, parts, 2, total, out, pace)
+else:
+    loop = iter(road.batches(parts, 2))
+    print(next(loop).samples, file=sys.stderr)
+"""
+
+
+class Program:
+    """A fresh interpreter with all imports done, whose forks run `MAIN` to its end as a script does: many for one."""
+
+    def __init__(self, parts: Parts, folder: Path) -> None:
+        (folder / "parts").write_bytes(pickle.dumps(parts))
+        self.errors = folder / "errors"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", MAIN, folder / "parts"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors.open("a"),
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"},
+        )
+        self.line()
+
+    def line(self) -> str:
+        text = self.process.stdout.readline()
+        assert text, self.errors.read_text()
+        return text.strip()
+
+    def start(self, *arguments: object) -> int:
+        """The number of a new process, leader of its own group."""
+        self.errors.write_text("")
+        self.process.stdin.write(pickle.dumps(arguments).hex() + "\n")
+        self.process.stdin.flush()
+        return int(self.line())
+
+
+@pytest.fixture(scope="module")
+def program(parts, tmp_path_factory) -> Iterator[Program]:
+    program = Program(parts, tmp_path_factory.mktemp("program"))
+    yield program
+    program.process.kill()
+    program.process.communicate()
+
+
+def group_of(leader: int) -> list[psutil.Process]:
+    """The processes of a session that still run after a while."""
+    end = time.monotonic() + SECONDS
+    while True:
+        left = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(process)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.05)
+
+
+ROADS = {
+    "threads": Road("threads", 2),
+    "processes": Road(Processes(2, "fork")),
+    "processes that start slowly": Road(Processes(2)),
+}
+
+
+@pytest.mark.parametrize("name", ROADS)
+def test_ctrl_c_at_any_moment(program, wanted, tmp_path, name):
+    """Law 9, law 12: the program ends as Python ends it, nothing is left of it, and the next one goes on exactly."""
+    out = tmp_path / "trained.jsonl"
+    chance = random.Random(name)
+    progress = []
+    for _ in range(3 if "slowly" in name else 10):
+        leader = program.start(ROADS[name], len(wanted), 0.02, out)
+        time.sleep(chance.uniform(0, 0.6))
+        os.killpg(leader, signal.SIGINT)
+        assert -signal.SIGINT == int(program.line())
+        errors = program.errors.read_text()
+        assert 1 == errors.count("Traceback (most recent call last)")
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+        assert [] == group_of(leader)
+        progress.append(len(trained(out)))
+    seen = [entry["batch"] for entry in trained(out)]
+    assert wanted[: len(seen)] == seen
+    assert "slowly" in name or len(set(progress)) > 4, f"the case did not arise: {progress}"
+
+
+@pytest.mark.parametrize("name", ["threads", "processes"])
+def test_a_program_may_end_in_the_midst_of_a_loop(program, tmp_path, name):
+    """WRK-02: nobody needs to close anything for the interpreter to exit, and with code 0."""
+    leader = program.start(ROADS[name], 0, 0, tmp_path / "unused")
+    assert 0 == int(program.line())
+    assert program.errors.read_text().startswith("(("), "the loop did not begin"
+    assert [] == group_of(leader)
