@@ -7,6 +7,7 @@
 
 # %%
 from collections import Counter
+from contextlib import suppress
 from random import Random
 
 import numpy as np
@@ -31,9 +32,13 @@ sizes = mmdp.measure(source, encoder, samples=config.samples, strict=config.stri
 
 kept = sizes.kept()
 tokens = sizes.tokens[kept]
-index = config.index if config.index is not None else int(Random(config.seed).choice(kept))
-sample = source[index]
-encoded = encoder.encode(sample)
+build = mmdp.RowBuilder(source, encoder, sizes)
+choice = Random(config.seed)
+index = int(choice.choice(kept)) if config.index is None else config.index
+while (row := build([index])).skipped and config.index is None:
+    index = int(choice.choice(kept))  # its header was good, its pixels are not: show another one
+if row.skipped:
+    raise SystemExit(f"sample {index} can't be shown: {row.skipped[index]}")
 
 # %%
 figures = {
@@ -50,19 +55,21 @@ figures = {
 }
 median, longest = int(np.median(tokens)), int(tokens.max())
 say = f"median {median:,}, longest {longest:,} tokens"
-report("01 dataset", figures, config, say, median_tokens=median, longest_tokens=longest, index=index)
+report("01 dataset", figures, config, say, sizes.messages(), median_tokens=median, longest_tokens=longest, index=index)
 
 # %% [markdown]
 # ## The figures
 #
 # One sample as a card (another one in each run, unless `--seed` or `--index` is given), the spread of tokens, turns and
-# image sizes, and all lengths in order, with grey up to the longest.
+# image sizes (of the first 2,000 samples), and all lengths in order, with grey up to the longest.
 
 # %%
-show(sample_card(sample, encoder.pixels(sample, encoded), tokens=len(encoded.ids)), "01_card", config)
-samples = [source[int(index)] for index in kept[:2000]]
-turns = [Counter(turn.role for turn in one.turns)["assistant"] for one in samples]
-image_sizes = [size for one in samples for size in encoder.image_sizes(one)]
+show(sample_card(source[index], row.images, tokens=len(row)), "01_card", config)
+turns, image_sizes = [], []
+for sample in (source[int(index)] for index in kept[:2000]):
+    turns.append(Counter(turn.role for turn in sample.turns)["assistant"])
+    with suppress(mmdp.DataError):  # an image that was there when it was measured, and is not now
+        image_sizes += encoder.image_sizes(sample)
 show(histograms(tokens, turns, image_sizes), "01_histograms", config)
 show(sorted_lengths(tokens, title=f"{len(tokens):,} samples by length"), "01_lengths", config)
 

@@ -35,7 +35,7 @@ sizes = mmdp.measure(source, encoder, samples=config.samples, strict=config.stri
 
 # %%
 build = mmdp.RowBuilder(source, encoder, sizes, strict=config.strict)
-rows = mmdp.Rows(build, [[int(index)] for index in sizes.kept()])
+rows = mmdp.Rows(build, sizes.kept()[:, None])
 loader = DataLoader(
     rows,
     batch_size=config.batch_size,
@@ -54,7 +54,8 @@ for _ in batches:
     pass
 
 # %%
-report("02 naive padding", tally, config, length=first.input_ids.shape[1], batch_size=config.batch_size)
+more = {"length": first.input_ids.shape[1], "batch_size": config.batch_size}
+report("02 naive padding", tally, config, messages=sizes.messages(), **more)
 
 # %% [markdown]
 # ## The figure: the row map

@@ -6,8 +6,10 @@
 
 # %%
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -30,14 +32,14 @@ sizes = mmdp.measure(source, encoder, samples=config.samples, strict=config.stri
 build = mmdp.RowBuilder(source, encoder, sizes, strict=config.strict)
 
 
-def padded_to(length: int, indices: list[int]) -> DataLoader:
-    """Batches of (batch_size, length), in an order that the seed decides."""
+def batches_of(indices: np.ndarray, collate: Callable) -> DataLoader:
+    """Batches in an order that the seed decides."""
     return DataLoader(
-        mmdp.Rows(build, [[index] for index in indices]),
+        mmdp.Rows(build, indices[:, None]),
         batch_size=config.batch_size,
         shuffle=True,
         generator=torch.Generator().manual_seed(config.seed or 0),
-        collate_fn=partial(mmdp.batch, pad_id=encoder.pad_id, length=length),
+        collate_fn=collate,
         num_workers=config.num_workers,
         multiprocessing_context="fork" if config.num_workers else None,  # spawn would run this script again
     )
@@ -49,13 +51,17 @@ def padded_to(length: int, indices: list[int]) -> DataLoader:
 # The collate function drops what is too long. Now batches have fewer rows than asked for: see the ghost in the figure.
 
 # %%
-every = [int(index) for index in sizes.kept()]
-lost = next((batch for batch in padded_to(config.max_tokens, every) if batch.skipped), None)
-if lost is not None:
-    title = f"dropped while batching: {len(lost.samples)} of {config.batch_size} rows are left"
-    ghosts = [int(sizes.tokens[index]) for index in lost.skipped]
-    drawn = drawn_rows(lost, encoder.image_id)
-    show(row_map(drawn, length=config.max_tokens, title=title, dropped=ghosts), "03_lost_sample", config)
+budget = mmdp.Budget(tokens=config.max_tokens)
+collate = partial(mmdp.batch, pad_id=encoder.pad_id, length=budget.tokens)
+every = sizes.kept()
+for rows in batches_of(every, list):
+    ghosts = [len(row) for row in rows if len(row) > budget.tokens]
+    if 0 < len(ghosts) < len(rows):
+        lost = collate(rows)
+        title = f"dropped while batching: {len(lost.samples)} of {len(rows)} rows are left"
+        drawn = drawn_rows(lost, encoder.image_id)
+        show(row_map(drawn, length=budget.tokens, title=title, dropped=ghosts), "03_lost_sample", config)
+        break
 
 # %% [markdown]
 # ## New: drop before batching
@@ -63,8 +69,12 @@ if lost is not None:
 # Sizes are known before a pixel is read. So leave the long samples out first, and every batch keeps its rows.
 
 # %%
-budget = mmdp.Budget(tokens=config.max_tokens)
-loader = padded_to(budget.tokens, [int(index) for index in sizes.kept(budget)])
+fitting = sizes.kept(budget)
+if not len(fitting):
+    raise SystemExit(
+        f"no sample fits {budget.tokens} tokens: `--max-tokens {sizes.suggest().tokens}` holds 99 % of them"
+    )
+loader = batches_of(fitting, collate)
 
 # %%
 tally = Tally(skipped=Counter(sizes.counts(budget)))
@@ -74,11 +84,11 @@ for _ in batches:
     pass
 
 # %%
-dropped = len(every) - len(loader.dataset)
+dropped = len(every) - len(fitting)
 at_1024 = padding_share(1024 * len(every) - int(sizes.tokens[every].sum()), int(sizes.tokens[every].sum()))
 say = f"dropped {dropped / len(every):.1%} as longer than {config.max_tokens}"
 more = {"length": config.max_tokens, "batch_size": config.batch_size, "dropped": dropped}
-report("03 constrained padding", tally, config, say, **more, padding_share_at_1024=at_1024)
+report("03 constrained padding", tally, config, say, sizes.messages(), **more, padding_share_at_1024=at_1024)
 
 # %% [markdown]
 # ## The figure
@@ -87,7 +97,7 @@ report("03 constrained padding", tally, config, say, **more, padding_share_at_10
 
 # %%
 title = f"padded to {config.max_tokens}: {first.padded_tokens / first.segments.numel():.0%} of this batch is padding"
-ghosts = [int(sizes.tokens[index]) for index in sizes.refused(budget)][: config.batch_size]
+ghosts = [int(sizes.tokens[index]) for index in sizes.refused(budget)]
 drawn = drawn_rows(first, encoder.image_id)
 show(row_map(drawn, length=config.max_tokens, title=title, dropped=ghosts), "03_row_map", config)
 

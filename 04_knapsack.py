@@ -101,7 +101,7 @@ figures = {
 }
 say = f"{len(packed['knapsack']) - bound} rows over the lower bound"
 row_counts = {name: len(rows) for name, rows in packed.items()}
-report("04 knapsack", figures, config, say, lower_bound=bound, rows_by_strategy=row_counts)
+report("04 knapsack", figures, config, say, sizes.messages(), lower_bound=bound, rows_by_strategy=row_counts)
 
 # %% [markdown]
 # ## The figures

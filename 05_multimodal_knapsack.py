@@ -114,7 +114,7 @@ shares = {}
 for stage, length, indices in (("02 naive", None, sizes.kept()), ("03 constrained", 320, sizes.kept(mmdp.Budget(320)))):
     padded = Tally()
     rows = DataLoader(
-        mmdp.Rows(build, [[int(index)] for index in indices]),
+        mmdp.Rows(build, indices[:, None]),
         batch_size=config.batch_size,
         shuffle=True,
         generator=torch.Generator().manual_seed(config.seed or 0),
@@ -134,6 +134,7 @@ report(
     tally,
     config,
     say,
+    sizes.messages(),
     lower_bound=knapsack.lower_bound(sizes.tokens[sizes.kept(budget)], sizes.images[sizes.kept(budget)], budget),
     images_per_row=tally.images / tally.rows,
     first_batch_seconds=warm,

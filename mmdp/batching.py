@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from mmdp.encode import Encoder
 from mmdp.records import IGNORE, Batch, DataError, Encoded, ImageBuffer, Reason, Row
-from mmdp.sizes import Sizes
+from mmdp.sizes import Sizes, fingerprint_of
 from mmdp.sources import Source
 
 _WAITS = (0.1, 0.5)
@@ -86,12 +86,14 @@ def batch(rows: Sequence[Row], *, pad_id: int, length: int | None = None) -> Bat
     Raises:
         ValueError: no row is left.
     """
+    if not rows:
+        raise ValueError("a batch of no rows: give at least one")
     kept = [row for row in rows if length is None or len(row) <= length]
     dropped = [row for row in rows if length is not None and len(row) > length]
     if not kept:
         raise ValueError(
             f"no batch of {len(rows)} rows: {len(dropped)} are longer than {length} tokens. "
-            "Give a larger `--max-tokens`, or leave such samples out before they are batched"
+            "Batch to a larger length, or leave such samples out before they are batched"
         )
     skipped = {index: Reason.TOO_LONG for row in dropped for index in row.samples}
     for row in rows:
@@ -153,6 +155,9 @@ class RowBuilder:
         sizes: what was measured; ids and labels come from its cache. None encodes anew.
         pixels: False leaves the images out, for counting only.
         strict: raise a sample's error instead of counting it.
+
+    Raises:
+        ValueError: sizes of another source or encoder.
     """
 
     source: Source
@@ -161,7 +166,11 @@ class RowBuilder:
     pixels: bool = True
     strict: bool = False
 
-    def __call__(self, indices: Sequence[int]) -> Row:
+    def __post_init__(self) -> None:
+        if self.sizes is not None and self.sizes.fingerprint != fingerprint_of(self.source, self.encoder):
+            raise ValueError("these sizes are of another source or encoder: measure this one, and plan from its sizes")
+
+    def __call__(self, indices: Sequence[int] | np.ndarray) -> Row:
         """The row of these samples.
 
         Raises:
@@ -172,7 +181,9 @@ class RowBuilder:
         images: list[list[np.ndarray]] = []
         samples: list[int] = []
         skipped: dict[int, Reason] = {}
-        for index in indices:
+        for index in map(int, indices):
+            if index < 0:
+                raise IndexError(f"sample {index}: a row names its samples by their place from the start")
             try:
                 one, pixels = self._with_patience(index)
             except DataError as error:
@@ -191,7 +202,11 @@ class RowBuilder:
                 return self._one(index)
             except OSError:
                 time.sleep(wait)
-        return self._one(index)
+        try:
+            return self._one(index)
+        except OSError as error:
+            error.add_note(f"sample {index} of {self.source.name}, {len(_WAITS) + 1} times over")
+            raise
 
     def _one(self, index: int) -> tuple[Encoded, list[np.ndarray]]:
         sample = self.source[index]
@@ -204,10 +219,10 @@ class Rows(Dataset[Row]):
 
     Args:
         build: makes a row of sample indices.
-        rows: the sample indices of each row.
+        rows: the sample indices of each row; `sizes.kept()[:, None]` for rows of one sample each.
     """
 
-    def __init__(self, build: RowBuilder, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, build: RowBuilder, rows: Sequence[Sequence[int] | np.ndarray] | np.ndarray) -> None:
         self.build = build
         self.rows = rows
 

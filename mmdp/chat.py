@@ -50,6 +50,7 @@ def load_tokenizer(name: str, *, cache: Path | None = None) -> PreTrainedTokeniz
     Raises:
         ValueError: no `tokenizer.json` under that name.
     """
+    from huggingface_hub import hf_hub_download
     from transformers import PreTrainedTokenizerFast
 
     if name == "demo":
@@ -64,8 +65,12 @@ def load_tokenizer(name: str, *, cache: Path | None = None) -> PreTrainedTokeniz
             "`tokenizer.save_pretrained(FOLDER)`, or give 'demo' or a name on the Hub"
         )
     try:
+        if not is_local:
+            hf_hub_download(
+                name, "tokenizer.json", etag_timeout=10
+            )  # one question, before the library asks for ten files
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(name)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"tokenizer {shorten(name)}: neither 'demo', nor a folder with a tokenizer.json, nor a name that the Hub "
             f"gives us ({type(error).__name__}: {shorten(str(error), 160)})"
@@ -176,9 +181,13 @@ class Chat:
             texts: list[list[Piece]] = [[Text(part)] for turn in turns for part in turn.parts if isinstance(part, str)]
         else:
             texts = [list(self._turn_pieces(turn, images)) for turn in turns]
+        pattern = self.template.pattern(turns)
+        if self.template.may_rewrite:
+            plain = ["".join(piece.text for piece in text if isinstance(piece, Text)) for text in texts]
+            self.template.check_verbatim(pattern, plain)
         next_image = iter(images)
         pieces: list[Piece] = []
-        for piece in self.template.frame(self.template.pattern(turns)):
+        for piece in self.template.frame(pattern):
             if isinstance(piece, Slot):
                 pieces += _fill(piece, texts[piece.number])
             elif isinstance(piece, ImageSlot):

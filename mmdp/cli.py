@@ -32,13 +32,16 @@ def in_notebook() -> bool:
     return "ipykernel" in sys.modules and hasattr(builtins, "__IPYTHON__")
 
 
-def parse_flags(*names: str, stage: str, args: Sequence[str] | None = None, **defaults: Any) -> Config:
+def parse_flags(
+    *names: str, stage: str, args: Sequence[str] | None = None, common: Sequence[str] = COMMON, **defaults: Any
+) -> Config:
     """The `Config` of a stage from its command line.
 
     Args:
         names: fields of `Config` this stage offers besides the common ones.
         stage: what the help says the stage does.
         args: instead of the command line.
+        common: what every stage offers.
         defaults: where the stage's default differs from the field's own.
 
     Returns:
@@ -51,7 +54,7 @@ def parse_flags(*names: str, stage: str, args: Sequence[str] | None = None, **de
         return Config(**defaults)
     import tyro
 
-    offered = [*COMMON, *names]
+    offered = [*common, *names]
     hints, documented = get_type_hints(Config), _attribute_docs()
     columns: list[tuple[str, Any, Any]] = []
     for column in fields(Config):
@@ -67,7 +70,12 @@ def parse_flags(*names: str, stage: str, args: Sequence[str] | None = None, **de
 
 
 def report(
-    stage: str, figures: Tally | Mapping[str, Any], config: Config, say: str = "", **more: Any
+    stage: str,
+    figures: Tally | Mapping[str, Any],
+    config: Config,
+    say: str = "",
+    messages: Mapping[int, str] | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """Prints the line of a stage, and writes its figures to `config.report` where that is given.
 
@@ -76,14 +84,24 @@ def report(
         figures: the keys every stage has.
         config: for the path of the report.
         say: the number that this stage moves, for the end of the line.
+        messages: of samples that were left out; the first few are printed below the line.
         more: what this stage adds to the report.
     """
     whole = {**(figures.as_dict() if isinstance(figures, Tally) else figures), **more}
     print(report_line(stage, whole, say))
+    print_messages(messages or {})
     if config.report is not None:
         config.report.parent.mkdir(parents=True, exist_ok=True)
         config.report.write_text(json.dumps(whole, indent=1) + "\n")
     return whole
+
+
+def print_messages(messages: Mapping[int, str], most: int = 3) -> None:
+    """The first few of the messages about samples that were left out, and how many more there are."""
+    for message in list(messages.values())[:most]:
+        print(f"    left out: {message}")
+    if len(messages) > most:
+        print(f"    ... and {len(messages) - most:,} more: `mmdp.measure(source, encoder).messages()` has them all")
 
 
 def show(figure: Figure, name: str, config: Config) -> Path:

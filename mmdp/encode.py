@@ -18,8 +18,8 @@ import numpy as np
 
 from mmdp.chat import Chat, load_tokenizer
 from mmdp.config import Config
-from mmdp.images import check_pixels, decode, read_size
-from mmdp.records import DataError, Encoded, ImageLayout, Sample, shorten
+from mmdp.images import check_pixels, decode, image_size, read_size
+from mmdp.records import DataError, Encoded, ImageLayout, Reason, Sample, shorten
 from mmdp.store import read
 from mmdp.vision import vision_family
 
@@ -115,11 +115,20 @@ class Encoder:
         images = []
         for number, (ref, layout) in enumerate(zip(sample.images, encoded.layouts, strict=True)):
             try:
+                data = read(ref)
+                if self.family.layout(*image_size(data), len(sample.images)) != layout:
+                    raise DataError(
+                        Reason.CHANGED_IMAGE,
+                        "another size than when it was measured: delete the token cache, and measure again",
+                    )
                 image = decode(
-                    read(ref), size=(layout.height, layout.width), max_pixels=self.max_pixels, draft=self.family.draft
+                    data, size=(layout.height, layout.width), max_pixels=self.max_pixels, draft=self.family.draft
                 )
             except DataError as error:
                 raise _at_image(error, sample, number) from error
+            except OSError as error:
+                error.add_note(f"while reading images[{number}] of {sample.source}")
+                raise
             images.append(image)
         return images
 
@@ -136,6 +145,9 @@ class Encoder:
                 check_pixels(width, height, self.max_pixels)
             except DataError as error:
                 raise _at_image(error, sample, number) from error
+            except OSError as error:
+                error.add_note(f"while reading images[{number}] of {sample.source}")
+                raise
             sizes.append((width, height))
         return sizes
 

@@ -22,7 +22,7 @@ from mmdp import executors
 from mmdp.batching import RowBuilder, batch, join, merge
 from mmdp.executors import Executor, Processes, WorkerDied
 from mmdp.records import Batch, Reason, Row
-from mmdp.sizes import Sizes, fingerprint_of
+from mmdp.sizes import Sizes
 from mmdp.steps import Place, Position, Steps
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Loader:
     ) -> None:
         self.steps = Steps(plan, batch_size, rank, world_size, drop_last)
         self.skipped: Counter[str] = Counter()
-        self._build = _builder(source, encoder, plan, strict)
+        self._build = RowBuilder(source, encoder, plan.sizes, strict=strict)
         self._is_own = isinstance(executor, str)
         self._executor = executors.executor(executor, num_workers) if isinstance(executor, str) else executor
         self._depth = depth if depth is not None else 2 * batch_size + self._executor.num_workers
@@ -169,9 +169,9 @@ class Loader:
         )
         try:
             while step := list(islice(rows, self.steps.batch_size)):
-                place = [ahead.popleft() for _ in step][0]
-                made = self._batch(step, place)
-                self._at.cursor = place.after
+                places = [ahead.popleft() for _ in step]
+                made = self._batch(step, places[0])
+                self._at.cursor = places[0].after
                 step.clear()  # the batch holds copies
                 yield made
                 del made
@@ -228,7 +228,7 @@ class PackedDataset(Dataset[Row]):
         self, source: Source, encoder: Encoder, plan: Plan, *, length: int | None = None, strict: bool = False
     ) -> None:
         self.plan = plan
-        self._build = _builder(source, encoder, plan, strict)
+        self._build = RowBuilder(source, encoder, plan.sizes, strict=strict)
         self._collate = partial(batch, pad_id=encoder.pad_id, length=_row_length(plan, length))
         self._epoch = plan.epoch(0)
 
@@ -311,12 +311,6 @@ class StepSampler(Sampler[list[Place]]):
         """
         _refuse_late(started=self._started)
         self._at.load(state)
-
-
-def _builder(source: Source, encoder: Encoder, plan: Plan, strict: bool) -> RowBuilder:
-    if fingerprint_of(source, encoder) != plan.sizes.fingerprint:
-        raise ValueError("the plan is of another source or encoder: measure this one, and plan from its sizes")
-    return RowBuilder(source, encoder, plan.sizes, strict=strict)
 
 
 def _refuse_late(*, started: bool) -> None:

@@ -5,11 +5,13 @@ Adds: the command. What it does stands in `sizes.py`.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
-from mmdp.cli import parse_flags
+from mmdp.cli import parse_flags, print_messages
 from mmdp.encode import Encoder
 from mmdp.records import Budget
 from mmdp.sizes import measure
@@ -21,9 +23,14 @@ def main(args: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if args is None else args)
     if arguments and not arguments[0].startswith("-"):
         arguments.insert(0, "--data")
-    config = parse_flags("max_tokens", "max_images", "max_pixels", stage=__doc__ or "", args=arguments)
+    config = parse_flags(
+        *("data", "tokenizer", "vision", "chat_template", "samples", "strict", "max_tokens", "max_images", "report"),
+        stage="Measure a data set beforehand: sizes, what is left out and why, and a budget that fits.",
+        args=arguments,
+        common=(),
+    )
     source = open_source(config.data)
-    encoder = Encoder(config.tokenizer, config.vision, chat_template=config.chat_template, max_pixels=config.max_pixels)
+    encoder = Encoder(config.tokenizer, config.vision, chat_template=config.chat_template)
     budget = Budget(config.max_tokens, config.max_images)
     sizes = measure(source, encoder, budget=budget, samples=config.samples, strict=config.strict)
     kept = sizes.kept()
@@ -36,8 +43,15 @@ def main(args: Sequence[str] | None = None) -> None:
     print(f"over the budget of {budget.tokens} tokens and {budget.images} images: {len(sizes.refused(budget)):,}")
     better = sizes.suggest()
     print(f"a budget that holds 99 % of them: --max-tokens {better.tokens} --max-images {better.images}")
-    for message in list(sizes.messages().values())[:5]:
-        print(f"  {message}")
+    print_messages(sizes.messages())
+    if config.report is not None:
+        figures: dict[str, Any] = {
+            "samples": len(kept),
+            "tokens": int(tokens.sum()),
+            "images": int(sizes.images[kept].sum()),
+        }
+        figures |= {"skipped": sizes.counts(budget), "suggested": [better.tokens, better.images]}
+        config.report.write_text(json.dumps({**figures, "messages": sizes.messages()}, indent=1) + "\n")
 
 
 class _Command(ModuleType):

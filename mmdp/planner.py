@@ -162,7 +162,11 @@ class Epoch(Sequence[np.ndarray]):
         with self._lock:
             if self._source is None:
                 return False
-            rows = next(self._source, None)
+            try:
+                rows = next(self._source, None)
+            except BaseException:  # a disk that fails while sizes are measured, Ctrl-C: the next try goes on here
+                self._source = islice(_windows(self._plan, self.number), len(self._windows), None)
+                raise
             if rows is None:
                 self._source = None
                 return False

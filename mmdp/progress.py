@@ -6,14 +6,18 @@ Adds: `track`. Leaves out: tables and live columns of a run (`metrics.py`).
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
 
+_EVERY = 15
+"""Seconds between two lines where there is no terminal for a bar."""
+
 
 def track(items: Sequence[T], what: str, *, unit_size: int = 1) -> Iterator[T]:
-    """The items, with a bar on standard error while they are worked on; silent without a terminal.
+    """The items, with a bar on standard error while they are worked on; without a terminal, a line now and then.
 
     Args:
         items: each a step of the job.
@@ -23,10 +27,22 @@ def track(items: Sequence[T], what: str, *, unit_size: int = 1) -> Iterator[T]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:
+        yield from _with_lines(items, what, unit_size)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=len(items) * unit_size)
         for item in items:
             yield item
             bar.advance(task, unit_size)
+
+
+def _with_lines(items: Sequence[T], what: str, unit_size: int) -> Iterator[T]:
+    said = time.monotonic()
+    for number, item in enumerate(items):
+        if time.monotonic() - said > _EVERY:
+            said = time.monotonic()
+            print(f"{what}: {number * unit_size:,} of {len(items) * unit_size:,}", file=sys.stderr, flush=True)
+        yield item

@@ -47,18 +47,20 @@ class Reason(StrEnum):
     DAMAGED_IMAGE = "damaged_image"  # truncated, or fails while decoding
     IMAGE_TOO_LARGE = "image_too_large"  # more pixels than Config.max_pixels
     IMAGE_ASPECT = "image_aspect"  # a side ratio that the vision family can't take
+    CHANGED_IMAGE = "changed_image"  # another size than when it was measured
     # the budget
     TOO_LONG = "too_long"  # more tokens than a row holds
     TOO_MANY_IMAGES = "too_many_images"  # more images than a row holds
 
     @property
-    def of_image(self) -> bool:
-        """Whether an image is at fault, so that the row may be good once the file is."""
-        return self in _OF_IMAGE
+    def may_pass(self) -> bool:
+        """Whether the row may be good another time: once a file has come, or a limit was raised."""
+        return self in _MAY_PASS
 
 
-_OF_IMAGE = frozenset(
+_MAY_PASS = frozenset(
     {
+        Reason.ROW_TOO_LARGE,
         Reason.UNSAFE_PATH,
         Reason.MISSING_IMAGE,
         Reason.EMPTY_IMAGE,

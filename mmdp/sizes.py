@@ -8,6 +8,7 @@ Leaves out: which samples share a row (`planner.py`).
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import warnings
 from collections import Counter
@@ -23,7 +24,7 @@ from mmdp.encode import Encoder
 from mmdp.progress import track
 from mmdp.records import Budget, DataError, Encoded, Reason
 from mmdp.sources import Source
-from mmdp.token_cache import TokenCache
+from mmdp.token_cache import FORMAT, TokenCache
 
 _BLOCK = 64
 """Samples measured and written at a time: what Ctrl-C can cost, and the stretch that is read in file order."""
@@ -195,7 +196,8 @@ def measure(
     """The size of every sample, from text and image headers alone.
 
     What was measured before, by this process or another, is read from the cache. Images are taken to stay as they are;
-    only a sample whose image was refused is looked at again, since a missing file may have come.
+    only a sample whose image was refused is looked at again, since a missing file may have come. One that changes its
+    size later is refused when its row is built.
 
     Args:
         source: the samples.
@@ -213,12 +215,13 @@ def measure(
         ValueError: no sample can be used.
     """
     fingerprint = fingerprint_of(source, encoder)
-    tokens = TokenCache((cache or cache_folder()) / "tokens" / fingerprint)
+    tokens = _open_cache(source, fingerprint, (cache or cache_folder()) / "tokens")
     total = len(source) if samples is None else min(samples, len(source))
     if lazy:
         sizes = _read_sizes(tokens, total, fingerprint)
         sizes._measuring = _Measuring(source, encoder, strict, threading.Lock())
         return sizes
+    _retry(tokens, source, encoder, _read_sizes(tokens, total, fingerprint).skipped)
     if len(_missing(tokens, total)):
         with tokens.writer() as writer:
             missing = _missing(tokens, total)
@@ -227,13 +230,28 @@ def measure(
             order = np.random.default_rng(0).permutation(len(blocks))
             for block in track([blocks[number] for number in order], f"measuring {source.name}", unit_size=_BLOCK):
                 writer.add(_encode_block(source, encoder, block, strict))
-    else:
-        _retry(tokens, source, encoder, _read_sizes(tokens, total, fingerprint).skipped)
     sizes = _read_sizes(tokens, total, fingerprint)
-    if strict and sizes.skipped:
-        encoder.encode(source[min(sizes.skipped)])  # raises again what an earlier, lenient run counted
+    for index in sorted(sizes.skipped) if strict else ():
+        encoder.encode(source[index])  # raises again what an earlier, lenient run counted
     _report_misfits(sizes, budget)
     return sizes
+
+
+def _open_cache(source: Source, fingerprint: str, parent: Path) -> TokenCache:
+    """The token cache of this source, in its own folder: the same rows in two places may have two sets of images."""
+    text = f"{FORMAT} {fingerprint} {getattr(source, 'location', '')}"
+    place = blake2b(text.encode(), digest_size=16).hexdigest()
+    folder = parent / place
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        folder = Path(tempfile.mkdtemp(prefix="mmdp-tokens-"))
+        warnings.warn(
+            f"no token cache can be kept in {parent} ({error.strerror}): measuring into a temporary folder. "
+            "MMDP_CACHE names another place",
+            stacklevel=3,
+        )
+    return TokenCache(folder)
 
 
 def fingerprint_of(source: Source, encoder: Encoder) -> str:
@@ -250,9 +268,12 @@ def _missing(tokens: TokenCache, total: int) -> np.ndarray:
 
 
 def _retry(tokens: TokenCache, source: Source, encoder: Encoder, skipped: dict[int, Reason]) -> None:
-    """Measures again what was refused for its images, and notes what has changed."""
-    again = [index for index, reason in skipped.items() if reason.of_image]
-    results = _encode_block(source, encoder, np.array(again, dtype=np.int64), strict=False)
+    """Measures again what may be good by now, and notes what has changed."""
+    again = [index for index, reason in skipped.items() if reason.may_pass]
+    results: list[tuple[int, Encoded | DataError]] = []
+    blocks = [np.array(again[start : start + _BLOCK]) for start in range(0, len(again), _BLOCK)]
+    for block in track(blocks, f"looking again at refused rows of {source.name}", unit_size=_BLOCK):
+        results += _encode_block(source, encoder, block, strict=False)
     changed = [(index, one) for index, one in results if not isinstance(one, DataError) or one.reason != skipped[index]]
     if changed:
         with tokens.writer() as writer:

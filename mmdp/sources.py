@@ -147,6 +147,11 @@ class JsonLines:
         """Hex digest of the file's bytes."""
         return self._lines.digest
 
+    @property
+    def location(self) -> str:
+        """The file's path: the same rows elsewhere may have other images."""
+        return str(self._path)
+
     def __len__(self) -> int:
         return len(self._lines)
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from mmdp.records import DataError, Reason, Turn, shorten
 
@@ -40,6 +40,8 @@ PROBE = tuple(Turn(role, ("text",)) for role in ("user", "assistant", "user", "a
 _PAD = "\t \t"  # white space around a slot shows whether the template strips what it is given
 _SLOT = re.compile(rf"(?P<left>{_PAD})?mmdp-slot-(?P<number>\d+)-(?P<right>{_PAD})?")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+_REWRITES = re.compile(r"\.r?(split|partition|replace)\(|\|\s*(replace|upper|lower|title|capitalize)\b")
 
 Pattern = tuple[tuple[str, tuple[str, ...]], ...]
 """Roles in order, and for each which of its parts are "text" and "image"."""
@@ -90,6 +92,7 @@ class Template:
     Attributes:
         takes_parts: the template wants a turn as a list of parts, not as one string.
         marked: the template has `{% generation %}` marks.
+        may_rewrite: the template has the means to change a text, as those that cut a reasoning model's thoughts do.
 
     Raises:
         ValueError: the template shows no user text.
@@ -106,7 +109,9 @@ class Template:
         self.mark = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._finds = re.compile(f"{_SLOT.pattern}|(?P<image>{re.escape(placeholder) or '(?!)'})")
         self.frame = lru_cache(maxsize=4096)(self._frame)
+        self._with_slots = lru_cache(maxsize=4096)(self._render_slots)
         self.marked = _GENERATION.search(text) is not None
+        self.may_rewrite = _REWRITES.search(text) is not None
         self.takes_parts = self._needs_parts()
         self._prompt = self._generation_prompt()
 
@@ -127,6 +132,8 @@ class Template:
             rendered = self.tokenizer.apply_chat_template(
                 messages, chat_template=self.text, tokenize=False, add_generation_prompt=add_generation_prompt
             )
+        except TemplateSyntaxError as error:
+            raise ValueError(f"the chat template is no valid Jinja, line {error.lineno}: {error.message}") from error
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             raise DataError(
@@ -161,6 +168,25 @@ class Template:
             pieces.append(Marks(tuple(run), learnt))
         return pieces
 
+    def check_verbatim(self, pattern: Pattern, texts: Sequence[str]) -> None:
+        """Renders the texts themselves, and compares: a frame holds only where they are shown as they are.
+
+        Raises:
+            DataError: TEMPLATE, where the template rewrites a text.
+        """
+
+        def shown(slot: re.Match[str]) -> str:
+            text = texts[int(slot["number"])]
+            text = text.lstrip() if slot["left"] is None else text
+            return text.rstrip() if slot["right"] is None else text
+
+        if self.render(self._messages(pattern, texts=texts)) != _SLOT.sub(shown, self._with_slots(pattern)):
+            raise DataError(
+                Reason.TEMPLATE,
+                "the chat template rewrites a text of this row instead of showing it: mend the row, or give a template "
+                "that shows texts as they are",
+            )
+
     def is_chatml(self) -> bool:
         """Whether turns look like ChatML, whatever stands before the first one."""
         chatml = "".join(
@@ -179,7 +205,12 @@ class Template:
         ]
         return ends == [True, True]
 
-    def _messages(self, pattern: Pattern, *, parts: bool | None = None) -> list[dict[str, Any]]:
+    def _render_slots(self, pattern: Pattern) -> str:
+        return self.render(self._messages(pattern))
+
+    def _messages(
+        self, pattern: Pattern, *, parts: bool | None = None, texts: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
         parts = self.takes_parts if parts is None else parts
         messages: list[dict[str, Any]] = []
         number = 0
@@ -187,7 +218,7 @@ class Template:
             content: list[dict[str, str]] = []
             for kind in kinds:
                 if kind == "text":
-                    content.append({"type": "text", "text": _slot(number)})
+                    content.append({"type": "text", "text": _slot(number) if texts is None else texts[number]})
                     number += 1
                 else:
                     content.append({"type": "image"})
@@ -200,7 +231,7 @@ class Template:
         Raises:
             DataError: TEMPLATE, where the template refuses the roles, or does not show each text and image once.
         """
-        rendered = self.render(self._messages(pattern))
+        rendered = self._with_slots(pattern)
         roles = [(role, number) for number, (role, kinds) in enumerate(pattern) for kind in kinds if kind == "text"]
         is_answer_end = [
             role == "assistant" and (number + 1 == len(roles) or roles[number + 1][1] != turn)

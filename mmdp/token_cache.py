@@ -20,6 +20,7 @@ import json
 import os
 import time
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -38,9 +39,13 @@ _RECORD = np.dtype(
         ("vision", "<i8"),
         ("label_tokens", "<i4"),
         ("reason", "<i4"),  # 0 is kept; else 1 + the place of the reason in `Reason`
+        ("checksum", "<u4"),  # CRC-32 of what stands before it here, and of ids, labels and layouts
     ]
 )
 _REASONS = tuple(Reason)
+FORMAT = f"2 {' '.join(_REASONS)}"
+"""Belongs into the name of a cache's folder: a record is read by these numbers alone."""
+
 _FILES = ("ids.i32", "labels.i32", "layouts.i32", "records.bin", "refusals.jsonl")
 
 
@@ -71,6 +76,10 @@ class TokenCache:
         self._layouts = _mapped(self.folder / "layouts.i32", np.dtype("<i4"))
         whole = self.records["token_start"] + self.records["tokens"] <= min(len(self._ids), len(self._labels))
         whole &= self.records["layout_start"] + 4 * self.records["images"] <= len(self._layouts)
+        whole &= (self.records["reason"] >= 0) & (self.records["reason"] <= len(_REASONS))
+        whole &= (self.records["tokens"] > 0) == (self.records["reason"] == 0)
+        for name in ("index", "token_start", "layout_start", "images"):
+            whole &= self.records[name] >= 0
         if not whole.all():  # a machine that lost power may keep a record and lose its data
             self.records = self.records[: int(np.argmin(whole))]
 
@@ -79,15 +88,19 @@ class TokenCache:
 
         Raises:
             DataError: the sample was refused when it was measured.
+            RuntimeError: the file does not hold what was written.
         """
         record = self.records[position]
         if record["reason"]:
             raise DataError(_REASONS[record["reason"] - 1], "refused when it was measured")
         tokens = slice(record["token_start"], record["token_start"] + record["tokens"])
         layouts = self._layouts[record["layout_start"] : record["layout_start"] + 4 * record["images"]]
+        ids, labels = self._ids[tokens], self._labels[tokens]
+        if record["checksum"] != _checksum(record.tobytes(), ids, labels, layouts):
+            raise RuntimeError(f"the token cache in {self.folder} is damaged: delete this folder and measure again")
         return Encoded(
-            ids=self._ids[tokens],
-            labels=self._labels[tokens],
+            ids=ids,
+            labels=labels,
             layouts=tuple(ImageLayout(*map(int, layout)) for layout in layouts.reshape(-1, 4)),
         )
 
@@ -143,28 +156,35 @@ class Writer:
         """Writes a block of samples: their data first, then their records."""
         ids, labels, layouts, records, refusals = self._files
         lines = []
-        entries = []
-        for index, one in samples:
+        entries = np.zeros(len(samples), dtype=_RECORD)
+        for place, (index, one) in enumerate(samples):
             if isinstance(one, DataError):
                 reason = 1 + _REASONS.index(one.reason)
-                entries.append((index, self._token_end, self._layout_end, 0, 0, 0, 0, reason))
+                entries[place] = (index, self._token_end, self._layout_end, 0, 0, 0, 0, reason, 0)
                 lines.append(json.dumps({"index": index, "reason": one.reason, "message": str(one)}) + "\n")
                 continue
             size = one.size
-            entries.append(
-                (index, self._token_end, self._layout_end, size.tokens, size.images, size.vision, size.label_tokens, 0)
-            )
-            ids.write(np.ascontiguousarray(one.ids, dtype="<i4").data)
-            labels.write(np.ascontiguousarray(one.labels, dtype="<i4").data)
-            flat = [(at.tokens, at.vision, at.height, at.width) for at in one.layouts]
-            layouts.write(np.array(flat, dtype="<i4").tobytes())
+            numbers = (size.tokens, size.images, size.vision, size.label_tokens)
+            entries[place] = (index, self._token_end, self._layout_end, *numbers, 0, 0)
+            flat = np.array([(at.tokens, at.vision, at.height, at.width) for at in one.layouts], dtype="<i4")
+            data = [np.ascontiguousarray(part, dtype="<i4") for part in (one.ids, one.labels, flat)]
+            for file, part in zip((ids, labels, layouts), data, strict=True):
+                file.write(part.tobytes())
+            entries["checksum"][place] = _checksum(entries[place].tobytes(), *data)
             self._token_end += size.tokens
             self._layout_end += 4 * size.images
         refusals.write("".join(lines).encode())
         for file in (ids, labels, layouts, refusals):
             file.flush()
-        records.write(np.array(entries, dtype=_RECORD).tobytes())
+        records.write(entries.tobytes())
         records.flush()
+
+
+def _checksum(record: bytes, *data: np.ndarray) -> int:
+    checksum = zlib.crc32(record[: -_RECORD["checksum"].itemsize])
+    for part in data:
+        checksum = zlib.crc32(part.tobytes(), checksum)
+    return checksum
 
 
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:

@@ -27,6 +27,8 @@ MARKS = [
     "<end_of_utterance>",
 ]
 
+QWEN_MARKS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
+
 
 def tokenizer(template: str | None = CHATML, marks: Sequence[str | AddedToken] = MARKS) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer with these marks; pad equals the end mark, as in small instruct models."""

@@ -257,6 +257,28 @@ def test_a_template_that_hides_a_turn_is_refused():
     assert Reason.TEMPLATE == caught.value.reason
 
 
+THINKS = CHATML.replace(
+    "message['content'] + '<|im_end|>' }}{% endgen", "message['content'].split('</t>')[-1] + '<|im_end|>' }}{% endgen"
+)
+
+
+def test_a_template_that_rewrites_a_text_refuses_that_row():
+    """A template that cuts a reasoning model's thoughts is followed where it shows the text, and refused where not."""
+    assert THINKS != CHATML
+    chat = Chat(tokenizer(THINKS))
+    ids, labels = chat.encode(qa("what </t> is", "a fox"))
+    assert ["a fox<|im_end|>"] == learnt(chat, ids, labels)
+    with pytest.raises(DataError, match="rewrites") as caught:
+        chat.encode(qa("what", "<t>secret</t>a fox"))
+    assert Reason.TEMPLATE == caught.value.reason
+
+
+def test_a_template_with_a_fault_is_named():
+    """A syntax error says its line, and is not taken for a template that shows nothing."""
+    with pytest.raises(ValueError, match="no valid Jinja, line 2"):
+        Chat(tokenizer("{% for m in messages %}\n{{ m. }}"))
+
+
 def test_lone_surrogates_are_refused():
     """Text that has no UTF-8 form is a bad row, not a crash."""
     chat = Chat(tokenizer(CHATML))

@@ -5,13 +5,11 @@ import pickle
 import numpy as np
 import pytest
 from PIL import Image
-from small import MARKS, tokenizer, write_data
+from small import MARKS, QWEN_MARKS, tokenizer, write_data
 
 import mmdp
 from mmdp.encode import Encoder
 from mmdp.records import IGNORE, DataError, Reason
-
-QWEN_MARKS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,11 @@
 """Law 12 of the loader: a run that is stopped anywhere goes on as if it had not been, by every road to the trainer."""
 
 import json
-import multiprocessing
-import os
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import ClassVar
 
 import psutil
@@ -25,10 +20,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from runs import Parts, Road, digest, epochs, forkserver, make_parts, rows_of, train, trained
+from runs import Parts, Road, digest, forkserver, make_parts, rows_of, train, trained
 
 from mmdp.executors import Processes
-from mmdp.loader import Loader, PackedDataset
+from mmdp.loader import Loader
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -261,7 +256,7 @@ def test_a_state_gives_the_rest_and_whole_epochs_after_it(parts, wanted, road):
 
 
 def test_a_loop_that_is_left_early(parts, wanted, road):
-    """RES-03: `Loader` takes it up; behind a DataLoader the next loop is the next epoch, however much was read ahead."""
+    """RES-03: `Loader` takes it up; behind a DataLoader the next epoch comes, however much was read ahead."""
     for count in (1, len(wanted[0]) - 1):
         loader = road.batches(parts, BATCH_SIZE)
         left = [digest(batch) for batch in islice(loader, count)]
@@ -330,7 +325,7 @@ LIVES = {
 @pytest.mark.parametrize("name", LIVES)
 def test_a_trainer_that_is_killed_goes_on_in_a_new_process(parts, wanted, tmp_path, name):
     """Law 12: `kill -9` at any time, another number of workers in the next life; all batches come, once, in order."""
-    expected = [digest for epoch in wanted[:3] for digest in epoch]
+    expected = [batch for epoch in wanted[:3] for batch in epoch]
     out = tmp_path / "trained.jsonl"
     out.touch()
     chance = random.Random(name)

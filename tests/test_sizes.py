@@ -11,9 +11,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from small import tokenizer, write_data
+from PIL import Image
+from small import MARKS, QWEN_MARKS, tokenizer, write_data
 
 import mmdp
+from mmdp import token_cache
+from mmdp.config import Config
 from mmdp.records import Budget, DataError, Reason
 from mmdp.sizes import measure
 
@@ -140,7 +143,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     child.send_signal(signal.SIGKILL)
     child.wait(10)
     child.stdout.close()
-    itemsize = 48
+    itemsize = token_cache._RECORD.itemsize
     assert 0 < records()[0].stat().st_size < 1200 * itemsize
     with records()[0].open("ab") as file:
         file.write(b"half a record")  # as if killed while writing
@@ -164,6 +167,87 @@ def test_records_whose_data_is_lost_are_measured_again(tmp_path, encoder):
     os.truncate(ids, ids.stat().st_size - 10)
     sizes = measure(source, encoder, cache=tmp_path)
     assert wanted == [sizes.encoded(index).ids.tolist() for index in range(12)]
+
+
+@pytest.mark.parametrize("name", ["ids.i32", "labels.i32", "layouts.i32"])
+def test_damaged_data_is_never_delivered(tmp_path, encoder, name):
+    """A cache whose bytes are not those that were written says so, and which folder to delete."""
+    source = mmdp.open_source(write_data(tmp_path))
+    sizes = measure(source, encoder, cache=tmp_path)
+    path = next(tmp_path.glob(f"tokens/*/{name}"))
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(RuntimeError, match="damaged: delete this folder"):
+        pickle.loads(pickle.dumps(sizes)).encoded(0)
+
+
+@pytest.mark.parametrize("field", ["reason", "index", "tokens"])
+def test_damaged_records_are_measured_again(tmp_path, encoder, field):
+    """A record that can't be right is dropped with all behind it."""
+    source = mmdp.open_source(write_data(tmp_path))
+    wanted = measure(source, encoder, cache=tmp_path).tokens.tolist()
+    path = next(tmp_path.glob("tokens/*/records.bin"))
+    records = np.fromfile(path, token_cache._RECORD)
+    records[field][4] = {"reason": 255, "index": -5, "tokens": 0}[field]
+    records.tofile(path)
+    assert wanted == measure(source, encoder, cache=tmp_path).tokens.tolist()
+
+
+def test_the_same_rows_in_two_places_have_their_own_sizes(tmp_path):
+    """Same JSON lines, other images: nothing of the one is taken for the other."""
+    encoder = mmdp.Encoder(tokenizer(marks=[*MARKS, *QWEN_MARKS]), "qwen3_vl:min_pixels=1024")
+    found = []
+    for name, side in (("a", 64), ("b", 320)):
+        path = write_data(tmp_path / name, (1,), repeat=1)
+        Image.new("RGB", (side, side)).save(tmp_path / name / "0-0.png")
+        found.append(int(measure(mmdp.open_source(path), encoder, cache=tmp_path).tokens[0]))
+    assert (64 // 32) ** 2 - (320 // 32) ** 2 == found[0] - found[1]
+
+
+def test_an_image_that_changed_its_size_is_refused_when_its_row_is_built(tmp_path):
+    """Law 4: what was measured is delivered, or the sample leaves its row with a reason."""
+    encoder = mmdp.Encoder(tokenizer(marks=[*MARKS, *QWEN_MARKS]), "qwen3_vl:min_pixels=1024")
+    source = mmdp.open_source(write_data(tmp_path, (1, 1), repeat=1))
+    sizes = measure(source, encoder, cache=tmp_path)
+    Image.new("RGB", (320, 320)).save(tmp_path / "0-0.png")
+    row = mmdp.RowBuilder(source, encoder, sizes)([0, 1])
+    assert ({0: Reason.CHANGED_IMAGE}, (1,)) == (row.skipped, row.samples)
+
+
+def test_sizes_of_other_data_are_refused(tmp_path, encoder):
+    """Sizes go with the source and encoder they were measured with."""
+    source = mmdp.open_source(write_data(tmp_path / "a"))
+    other = mmdp.open_source(write_data(tmp_path / "b", (0, 1)))
+    with pytest.raises(ValueError, match="another source or encoder"):
+        mmdp.RowBuilder(other, encoder, measure(source, encoder, cache=tmp_path))
+
+
+def test_a_raised_limit_and_a_mended_image_count_at_once(tmp_path, encoder):
+    """What may be good by now is looked at again in every run, also in one that measures more; strict notices."""
+    path = write_data(tmp_path, (0, 1), repeat=40)
+    image = (tmp_path / "3-0.png").read_bytes()
+    (tmp_path / "3-0.png").unlink()
+    small = mmdp.open_source(path, config=Config(max_row_bytes=85))
+    assert {1: Reason.ROW_TOO_LARGE} == measure(small, encoder, samples=2, cache=tmp_path).skipped
+    source = mmdp.open_source(path)
+    assert {3: Reason.MISSING_IMAGE} == measure(source, encoder, samples=10, cache=tmp_path).skipped
+    (tmp_path / "3-0.png").write_bytes(image)
+    assert {} == measure(source, encoder, cache=tmp_path, strict=True).skipped
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_cache_folder_that_can_not_be_written_is_said(tmp_path, encoder):
+    """A read-only cache: measured into a temporary folder, with a warning that names the variable."""
+    (tmp_path / "cache").mkdir(mode=0o500)
+    with pytest.warns(UserWarning, match="MMDP_CACHE"):
+        measure(mmdp.open_source(write_data(tmp_path / "data")), encoder, cache=tmp_path / "cache")
+
+
+def test_a_cache_folder_that_is_a_file_is_said(tmp_path, encoder):
+    """As above, in a way that stops root too."""
+    (tmp_path / "cache").write_text("")
+    source = mmdp.open_source(write_data(tmp_path / "data"))
+    with pytest.warns(UserWarning, match="MMDP_CACHE"):
+        assert 12 == len(measure(source, encoder, cache=tmp_path / "cache").kept())
 
 
 def test_other_settings_have_other_caches(tmp_path, encoder):
