@@ -1,16 +1,22 @@
 """Runs to compare: a small plan over real files, batches as digests, and a child that trains."""
 
+import ctypes
 import json
 import multiprocessing
 import os
+import random
+import re
+import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from hashlib import blake2b
 from itertools import islice
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import psutil
 import torch
 from small import tokenizer, write_data
 from torch.utils.data import DataLoader
@@ -28,6 +34,9 @@ def forkserver() -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mmdp.loader", "transformers.tokenization_utils_tokenizers"])
     return context
+
+
+Result = TypeVar("Result")
 
 
 class Parts(NamedTuple):
@@ -136,3 +145,53 @@ def train(road: Road, parts: Parts, batch_size: int, total: int, out: Path, pace
             time.sleep(pace)
             file.write(json.dumps({"batch": digest(batch), "state": batch.state}) + "\n")
             file.flush()
+
+
+# What runs in a child, since it changes the process, or measures it
+
+
+def in_child(function: Callable[..., Result], *arguments: object) -> Result:
+    """What the function returns or raises in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=forkserver()) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def one_epoch(parts: Parts, epoch: int) -> list[str]:
+    """Digests of an epoch's batches, where other numbers were drawn before."""
+    random.seed(time.time_ns())
+    torch.manual_seed(time.time_ns() % 2**31)
+    loader = Loader(*parts, batch_size=2, executor="threads", num_workers=2)
+    loader.set_epoch(epoch)
+    return [digest(batch) for batch in loader]
+
+
+def keep(road: Road, parts: Parts, num_handles: int) -> int:
+    """How many batches of an epoch can be kept with so many file handles."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + num_handles, hard))
+    return len(list(road.batches(parts, 2)))
+
+
+def peak(road: Road, parts: Parts, batch_size: int, depth: int, max_bytes: int) -> int:
+    """Bytes of memory that a loop with a slow consumer takes at most, above what the process had."""
+    next(iter(road.batches(parts, 1)))  # whatever is imported or set up but once
+    before = psutil.Process().memory_info().rss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: proc(5)
+    for batch in road.batches(parts, batch_size, depth=depth, max_bytes=max_bytes):
+        time.sleep(0.05)
+        assert len(batch.images)
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", text)[1]) - before
+
+
+def with_small_shared_memory(road: Road, parts: Parts) -> list[str] | None:
+    """Digests of an epoch's batches where /dev/shm has 1 MB; None where that can't be arranged."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_mounts, private, recursive = 0x20000, 1 << 18, 1 << 14
+    if (
+        libc.unshare(new_mounts)
+        or libc.mount(b"none", b"/", None, private | recursive, None)
+        or libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=1m")
+    ):
+        return None
+    return [digest(batch) for batch in road.batches(parts, 4)]

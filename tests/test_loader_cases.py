@@ -5,26 +5,18 @@ has as many tokens and images as the case says, and starts with token i + 10. Wh
 beside them; ends and deaths of workers are in `test_loader_ends.py`.
 """
 
-import ctypes
 import json
-import multiprocessing
-import os
 import pickle
 import random
-import resource
 import subprocess
 import sys
-import time
-import warnings
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from odd_sources import Exact
-from runs import Parts, digest, forkserver, make_parts
+from runs import Parts, Road, digest, forkserver, in_child, keep, make_parts, one_epoch, peak, with_small_shared_memory
 from small import tokenizer, write_data
 from torch.utils.data import DataLoader
 
@@ -172,6 +164,7 @@ def test_equal_lengths_pack_alike(case_script, tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 5, 10])
+@pytest.mark.filterwarnings("ignore:.*worker processes in total:UserWarning")
 def test_every_sample_once_over_any_number_of_workers(tmp_path, count):
     """WRK-03: Good(n) with 0 to 7 workers, more than samples too, through `Loader` and through a DataLoader."""
     parts = exact_parts(tmp_path, [5] * count, budget=mmdp.Budget(8))
@@ -268,15 +261,6 @@ def states() -> tuple:
     return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
 
 
-def flat_epoch(parts: Parts, epoch: int) -> list[str]:
-    """Digests of an epoch, loaded in this process after other draws."""
-    random.seed(time.time_ns())
-    torch.manual_seed(time.time_ns() % 2**31)
-    loader = Loader(*parts, batch_size=2, executor="threads", num_workers=2)
-    loader.set_epoch(epoch)
-    return [digest(batch) for batch in loader]
-
-
 def test_chance_is_our_own(tmp_path):
     """RES-01, RES-04: no process-wide generator is used or changed; two runs and three processes see the same epoch."""
     parts = make_parts(tmp_path)
@@ -292,10 +276,43 @@ def test_chance_is_our_own(tmp_path):
     ):
         pass
     assert before == states()
-    assert seen == flat_epoch(parts, 0)
-    with ProcessPoolExecutor(3, mp_context=forkserver()) as pool:
-        for other in pool.map(flat_epoch, [parts] * 3, [0, 0, 1]):
-            assert (seen == other) == (other is not None and other[0] == seen[0])
+    assert [True, True, False] == [seen == in_child(one_epoch, parts, epoch) for epoch in (0, 0, 1)]
 
 
 # Memory
+
+
+def test_kept_batches_hold_no_file_handles(tmp_path):
+    """MEM-02: any number of them from `Loader`; a DataLoader says what to raise."""
+    parts = exact_parts(tmp_path, [5] * 400, [1] * 400, budget=mmdp.Budget(5), side=128)
+    assert 200 == in_child(keep, Road(Processes(2, "fork")), parts, 60)
+    with pytest.raises(RuntimeError, match=r"ulimit -n"):
+        in_child(keep, Road(None, 2, context="fork"), parts, 60)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux' /proc"
+)
+def test_memory_is_bounded_by_bytes(tmp_path):
+    """MEM-03: what is in flight, and four batches; rows are counted in bytes where they hold large images."""
+    side, batch_size, max_bytes = 1024, 2, 40 * 2**20
+    image = 3 * side**2
+    parts = exact_parts(tmp_path, [5] * 120, [1] * 120, budget=mmdp.Budget(10, 2), side=side)
+    slack = 24 * 2**20
+    allowed = max_bytes + 4 * batch_size * 2 * image + slack
+    assert 4 * allowed < 3 * 120 * image, "the case could not arise"
+    for executor in ("inline", "threads"):
+        assert in_child(peak, Road(executor, 2), parts, batch_size, 1000, max_bytes) < allowed
+    unbounded = in_child(peak, Road("threads", 2), parts, batch_size, 1000, 2**40)
+    assert unbounded > allowed, "the case did not arise"
+
+
+def test_shared_memory_is_not_needed(tmp_path):
+    """MEM-04: with 1 MB of it, batches of 12 MB come from processes; a DataLoader's error names it."""
+    parts = exact_parts(tmp_path, [5] * 8, [1] * 8, budget=mmdp.Budget(5), side=1024)
+    seen = in_child(with_small_shared_memory, Road(Processes(2, "fork")), parts)
+    if seen is None:
+        pytest.skip("this user may not mount a small /dev/shm for itself")
+    assert [digest(batch) for batch in Loader(*parts, batch_size=4, executor="inline")] == seen
+    with pytest.raises(RuntimeError, match=r"shared memory"):
+        in_child(with_small_shared_memory, Road(None, 2, context="fork"), parts)
