@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from mmdp.encode import Encoder
 from mmdp.records import IGNORE, Batch, DataError, Encoded, ImageBuffer, Reason, Row
@@ -85,6 +85,7 @@ def batch(rows: Sequence[Row], *, pad_id: int, length: int | None = None) -> Bat
 
     Raises:
         ValueError: no row is left.
+        RuntimeError: in a worker of a DataLoader, where shared memory is too small for the batch.
     """
     if not rows:
         raise ValueError("a batch of no rows: give at least one")
@@ -110,7 +111,7 @@ def batch(rows: Sequence[Row], *, pad_id: int, length: int | None = None) -> Bat
         positions[number, :end] = row.positions
         positions[number, end:] = np.arange(shape[1] - end)
         segments[number, :end] = row.segments
-    return Batch(
+    made = Batch(
         input_ids=torch.from_numpy(input_ids),
         labels=torch.from_numpy(labels),
         position_ids=torch.from_numpy(positions),
@@ -121,6 +122,28 @@ def batch(rows: Sequence[Row], *, pad_id: int, length: int | None = None) -> Bat
         skipped=skipped,
         filler_rows=sum(not row.samples and not row.skipped for row in kept),
     )
+    if get_worker_info() is not None:
+        _share(made)
+    return made
+
+
+def _share(made: Batch) -> None:
+    """Puts a batch into the shared memory by which a worker of a DataLoader hands it over.
+
+    torch does so by itself, but later and in a thread of its own: where memory is lacking there, it prints a traceback,
+    no batch comes, and the consumer waits for ever.
+    """
+    values = [getattr(part, one.name) for part in (made, made.images) for one in fields(part)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    try:
+        for tensor in tensors:
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        raise RuntimeError(
+            f"no shared memory for a batch of {num_bytes:,} bytes ({error}): enlarge /dev/shm (docker run --shm-size), "
+            "give the DataLoader fewer workers or a smaller prefetch_factor, or use `mmdp.Loader`, which needs none"
+        ) from error
 
 
 def _image_buffer(rows: Sequence[Row]) -> ImageBuffer:

@@ -3,7 +3,8 @@
 Adds: `Loader`, on any executor; and `PackedDataset`, the same rows for torch's DataLoader.
 Leaves out: which rows a rank gets (`steps.py`), and moving batches to a device (`device.py`).
 
-Memory: at most `depth` rows and `max_bytes` bytes of pixels are in flight; nothing else grows with the data but sizes.
+Memory: at most `depth` rows and `max_bytes` bytes of pixels are in flight; beside them there are some four batches (the
+one in use, the next one, the rows it is made of) and a row for each worker. Nothing else grows with the data but sizes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import Dataset, Sampler
 
 from mmdp import executors
@@ -27,7 +29,7 @@ from mmdp.steps import Place, Position, Steps
 
 if TYPE_CHECKING:
     from mmdp.encode import Encoder
-    from mmdp.planner import Plan
+    from mmdp.planner import Epoch, Plan
     from mmdp.sources import Source
 
 MAX_BYTES = 256 * 2**20
@@ -212,9 +214,12 @@ class PackedDataset(Dataset[Row]):
     - `DataLoader(dataset, batch_sampler=dataset.sampler(8, rank, world_size), ...)`: balanced ranks, equal steps,
       every sample once. `batch.state` is what to save; `sampler.load_state_dict` goes on after it. The sampler starts
       the next epoch by itself, and persistent workers follow it.
-    - `DataLoader(dataset, batch_size=8, shuffle=False)`: one process; the plan has shuffled already. `set_epoch` before
-      each epoch; workers must not be persistent, or they never hear of it.
+    - `DataLoader(dataset, batch_size=8, shuffle=False)`: one rank; the plan has shuffled already. `set_epoch` before
+      each epoch; persistent workers hear of it.
     - A `DistributedSampler(shuffle=False)` of torch works too, but repeats rows to make ranks equal.
+
+    Batches of workers lie in shared memory and hold file handles, some ten each; and one lost worker ends the loop.
+    `Loader` needs neither, and lives on.
 
     Args:
         source: the samples.
@@ -231,19 +236,27 @@ class PackedDataset(Dataset[Row]):
         self._build = RowBuilder(source, encoder, plan.sizes, strict=strict)
         self._collate = partial(batch, pad_id=encoder.pad_id, length=_row_length(plan, length))
         self._epoch = plan.epoch(0)
+        self._number = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
-        return len(self._epoch)
+        return len(self._rows())
 
     def __getitem__(self, row: int | Place) -> Row:
         if isinstance(row, Place):
             made = self._build(row.samples)
             return replace(made, after=(row.epoch, row.after), step_label_tokens=row.step_label_tokens)
-        return self._build(tuple(map(int, self._epoch[row])))
+        return self._build(tuple(map(int, self._rows()[row])))
 
     def set_epoch(self, epoch: int) -> None:
-        """The rows of another epoch."""
+        """The rows of another epoch, in workers that live on too."""
         self._epoch = self.plan.epoch(epoch)
+        self._number[0] = epoch
+
+    def _rows(self) -> Epoch:
+        number = int(self._number)  # another process may have set it
+        if number != self._epoch.number:
+            self._epoch = self.plan.epoch(number)
+        return self._epoch
 
     def sampler(
         self, batch_size: int = 8, rank: int = 0, world_size: int = 1, *, drop_last: bool = False

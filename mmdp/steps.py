@@ -105,16 +105,16 @@ class Steps:
         Raises:
             ValueError: no state of ours, or one of another plan.
         """
-        is_ours = isinstance(state, Mapping) and state.get("version") == _STATE_VERSION
-        place = [state.get("epoch"), state.get("cursor")] if is_ours else []
-        if not is_ours or "plan" not in state or not all(isinstance(number, int) and number >= 0 for number in place):
+        is_ours = isinstance(state, Mapping) and state.get("version") == _STATE_VERSION and "plan" in state
+        epoch, cursor = (state.get("epoch"), state.get("cursor")) if is_ours else (None, None)
+        if not (isinstance(epoch, int) and isinstance(cursor, int) and min(epoch, cursor) >= 0):
             raise ValueError(f"not a state of this loader: {shorten(state, 200)}")
         if state["plan"] != self.plan.fingerprint:
             raise ValueError(
                 f"the state is of plan {state['plan']}, this one is {self.plan.fingerprint}: data, tokenizer, vision "
                 "family, budget and seed must be those of the run that saved it"
             )
-        return place[0], place[1]
+        return epoch, cursor
 
 
 class Position:

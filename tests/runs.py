@@ -9,9 +9,9 @@ import re
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from hashlib import blake2b
 from itertools import islice
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -152,8 +152,26 @@ def train(road: Road, parts: Parts, batch_size: int, total: int, out: Path, pace
 
 def in_child(function: Callable[..., Result], *arguments: object) -> Result:
     """What the function returns or raises in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=forkserver()) as pool:
-        return pool.submit(function, *arguments).result()
+    context = forkserver()
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(send, function, arguments))
+    process.start()
+    send.close()
+    try:
+        outcome = receive.recv()
+    finally:
+        process.kill()
+        process.join()
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _answer(send: Connection, function: Callable, arguments: tuple) -> None:
+    try:
+        send.send(function(*arguments))
+    except Exception as error:
+        send.send(error)
 
 
 def one_epoch(parts: Parts, epoch: int) -> list[str]:

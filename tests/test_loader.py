@@ -39,9 +39,10 @@ def samples_of(batches) -> list[int]:
     return [sample for batch in batches for row in batch.samples for sample in row]
 
 
-def data_loader(parts: Parts, batch_size: int, **options) -> DataLoader:
+def data_loader(parts: Parts, batch_size: int, rank: int = 0, world_size: int = 1, **options) -> DataLoader:
     dataset = PackedDataset(*parts, **options)
-    return DataLoader(dataset, batch_sampler=dataset.sampler(batch_size), collate_fn=dataset.collate)
+    sampler = dataset.sampler(batch_size, rank, world_size)
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate)
 
 
 # What comes out
@@ -73,6 +74,9 @@ def test_a_data_loader_gives_the_same_batches(parts):
     """The rows of the plan by number, in order, or by `sampler`; the latter is what `Loader` gives, state and all."""
     wanted = list(Loader(*parts, batch_size=3, executor="inline"))
     assert [digest(batch) for batch in wanted] == [digest(batch) for batch in data_loader(parts, 3)]
+    for rank in range(2):
+        of_rank = Loader(*parts, batch_size=3, rank=rank, world_size=2, executor="inline")
+        assert [digest(batch) for batch in of_rank] == [digest(batch) for batch in data_loader(parts, 3, rank, 2)]
     dataset = PackedDataset(*parts)
     assert len(parts.plan.epoch(0)) == len(dataset)
     plain = list(DataLoader(dataset, batch_size=3, shuffle=False, collate_fn=dataset.collate))
