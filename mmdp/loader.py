@@ -91,6 +91,9 @@ class Loader:
         self._build = RowBuilder(source, encoder, plan.sizes, strict=strict)
         self._is_own = isinstance(executor, str)
         self._executor = executors.executor(executor, num_workers) if isinstance(executor, str) else executor
+        if self._is_own:  # so that processes stay from one loop to the next, and no longer than the loader
+            self._executor.__enter__()
+            weakref.finalize(self, self._executor.close)
         self._depth = depth if depth is not None else 2 * batch_size + self._executor.num_workers
         self._max_bytes = max_bytes
         self._max_failures = max_failures

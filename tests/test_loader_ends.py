@@ -270,3 +270,21 @@ def test_a_program_may_end_in_the_midst_of_a_loop(program, tmp_path, name):
     assert 0 == int(program.line())
     assert program.errors.read_text().startswith("(("), "the loop did not begin"
     assert [] == group_of(leader)
+
+
+def test_processes_stay_for_the_next_epoch_and_end_with_the_loader(parts):
+    """Starting a process takes seconds: the ones of the first epoch build the second one too."""
+    before = set(psutil.Process().children())
+    loader = Loader(*parts, batch_size=2, executor="processes", num_workers=1)
+    workers = []
+    for _ in range(2):
+        assert len(loader) == sum(1 for _ in loader)
+        workers.append({child.pid for child in set(psutil.Process().children()) - before})
+    assert 1 == len(workers[0])
+    assert workers[0] == workers[1]
+    del loader
+    gc.collect()
+    deadline = time.monotonic() + SECONDS
+    while set(psutil.Process().children()) - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert set() == set(psutil.Process().children()) - before
