@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from odd_sources import Exact, Unreadable
-from runs import Parts, digest, make_parts, rows_of
+from runs import Parts, digest, forkserver, make_parts, rows_of
 from small import tokenizer, write_data
 from torch.utils.data import DataLoader
 
@@ -25,8 +25,9 @@ def parts(tmp_path_factory) -> Parts:
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[Processes]:
-    """Two spawned processes for many tests, since each takes a while to start."""
-    with Processes(2) as processes:
+    """Two processes for many tests."""
+    forkserver()
+    with Processes(2, "forkserver") as processes:
         yield processes
 
 
