@@ -23,6 +23,7 @@ What a worker may do to a run, and what comes of it:
 | dies, as by the out-of-memory killer | nothing: the item is tried once more, first thing in a new process |
 | dies again | `WorkerDied` at the item's place |
 | takes longer than `timeout` | `TimeoutError` at the item's place |
+| dies while it starts | nothing: a new one starts; after three in a row `WorkerError` |
 | can't start, or can't load the function | `WorkerError`, at once |
 """
 

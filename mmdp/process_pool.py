@@ -15,6 +15,9 @@ from mmdp.in_order import name_item
 from mmdp.wire import Raised, WorkerDied, WorkerError, name_exit
 from mmdp.worker_process import StartMethod, WorkerProcess
 
+_STARTS = 3
+"""Processes that die while they start, one after the other, before it is said that none can."""
+
 
 class ProcessPool:
     """Processes between two runs.
@@ -118,6 +121,7 @@ class InProcess:
             return Raised(error)
 
     def _hire(self, *, new: bool = False) -> WorkerProcess:
+        num_dead = 0
         while True:
             idle = None if new else self._pool.take()
             self._worker = worker = idle or WorkerProcess(self._pool.start_method)
@@ -126,6 +130,21 @@ class InProcess:
             try:
                 worker.load(self._pickled)
                 return worker
+            except WorkerDied as death:
+                self._dismiss()
+                if self._killed:
+                    raise
+                num_dead += idle is None
+                if num_dead == _STARTS:
+                    raise WorkerError(
+                        f"{num_dead} worker processes ended while they started, the last with "
+                        f"{name_exit(death.exit_code)}. See what they printed, if anything"
+                    ) from death
+                warnings.warn(
+                    f"a worker process ended with {name_exit(death.exit_code)} while it started; a new one starts",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
             except WorkerError:
                 self._dismiss()
                 if idle is None:

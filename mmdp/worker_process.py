@@ -65,6 +65,7 @@ class WorkerProcess:
         """Gives the worker its function, unless it has it already; starts it if need be.
 
         Raises:
+            WorkerDied: the process ended meanwhile.
             WorkerError: it can't start, or can't load the function.
         """
         digest = blake2b(pickled).digest()
@@ -76,7 +77,7 @@ class WorkerProcess:
                 self._answer(_START_SECONDS)
             self._import_main_for(pickled)
             self._order(Message.of(Kind.FUNCTION, pickled))
-        except (WorkerDied, TimeoutError) as error:
+        except TimeoutError as error:
             raise WorkerError(f"a worker process can't start: {error}. See what it printed, if anything") from error
         self._loaded = digest
 

@@ -183,6 +183,11 @@ def one_epoch(parts: Parts, epoch: int) -> list[str]:
     return [digest(batch) for batch in loader]
 
 
+def digests(road: Road, parts: Parts) -> list[str]:
+    """Of the batches of an epoch."""
+    return [digest(batch) for batch in road.batches(parts, 2)]
+
+
 def keep(road: Road, parts: Parts, num_handles: int) -> int:
     """How many batches of an epoch can be kept with so many file handles."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -625,8 +625,30 @@ def test_a_worker_that_ends_while_it_starts(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     import deadly
 
-    with pytest.raises(WorkerError, match="can't start: it ended with exit code 5"):
+    with (
+        pytest.raises(WorkerError, match="3 worker processes ended while they started, the last with exit code 5"),
+        pytest.warns(RuntimeWarning, match="exit code 5 while it started; a new one starts"),
+    ):
         list(Processes(2).run(deadly.f, range(3), depth=2))
+
+
+def test_a_worker_killed_while_it_starts(monkeypatch, tmp_path):
+    """Law 11: a new one starts, and no item is lost; what ended the first was not the item."""
+    lines = [
+        "import os, pathlib, signal",
+        f"mark = pathlib.Path({str(tmp_path / 'mark')!r})",
+        f"if os.getpid() != {os.getpid()} and not mark.exists():",
+        "    mark.touch()",
+        "    os.kill(os.getpid(), signal.SIGKILL)",
+        "def f(x): return x",
+    ]
+    (tmp_path / "once_deadly.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    import once_deadly
+
+    with pytest.warns(RuntimeWarning, match="signal 9, SIGKILL .* while it started"):
+        assert [0, 1, 2] == list(Processes(1).run(once_deadly.f, range(3), depth=2))
+    assert (tmp_path / "mark").exists()
 
 
 # Processes: what travels, and how they start

@@ -17,7 +17,19 @@ import numpy as np
 import pytest
 import torch
 from odd_sources import Exact, Unreadable
-from runs import Parts, Road, digest, forkserver, in_child, keep, make_parts, one_epoch, peak, with_small_shared_memory
+from runs import (
+    Parts,
+    Road,
+    digest,
+    digests,
+    forkserver,
+    in_child,
+    keep,
+    make_parts,
+    one_epoch,
+    peak,
+    with_small_shared_memory,
+)
 from small import tokenizer, write_data
 from torch.utils.data import DataLoader
 
@@ -186,11 +198,10 @@ def test_every_sample_once_over_any_number_of_workers(tmp_path, count):
 def test_an_error_reaches_the_consumer(tmp_path, num_workers):
     """WRK-01: FailsAt(10, 5) behind a DataLoader: the same type, the sample in its message, in seconds."""
     parts = exact_parts(tmp_path, [5] * 10, budget=mmdp.Budget(8))
-    dataset = PackedDataset(Unreadable(parts.source, 5, 1000, tmp_path), *parts[1:])
-    loader = DataLoader(dataset, batch_sampler=dataset.sampler(2), collate_fn=dataset.collate, num_workers=num_workers)
+    parts = parts._replace(source=Unreadable(parts.source, 5, 1000, tmp_path))
     start = time.monotonic()
     with pytest.raises(OSError, match="the disk is tired") as caught:
-        list(loader)
+        in_child(digests, Road(None, num_workers, context="fork"), parts)
     assert "sample 5 of exact" in str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
     assert time.monotonic() - start < 20
 

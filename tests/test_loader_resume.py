@@ -201,15 +201,19 @@ def test_any_history_gives_the_uninterrupted_run(parts):
     """Law 12, WRK-06, WRK-07, RES-03, PACK-12: steps, checkpoints, kills, other workers, ranks and batches, skips."""
     Training.parts, Training.whole = parts, Whole(parts)
     limits = settings(
-        max_examples=80,
+        max_examples=60,
         stateful_step_count=25,
         deadline=None,
         phases=(Phase.reuse, Phase.generate),  # making a failure shorter takes minutes
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(Training, settings=limits)
-    for case in ("steps", "epochs", "filler rows", "dropped", "undone", "another world size in mid-epoch"):
-        assert Training.arose[case] > 0, f"the case did not arise: {case}"
+    cases = ("steps", "epochs", "filler rows", "dropped", "undone", "another world size in mid-epoch")
+    for _ in range(6):  # chance may leave a case out
+        run_state_machine_as_test(Training, settings=limits)
+        if all(Training.arose[case] for case in cases):
+            break
+    else:
+        pytest.fail(f"the case did not arise: {Training.arose}")
 
 
 @pytest.fixture(scope="module")
