@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmdp.batching import RowBuilder, Rows, batch, join
     from mmdp.encode import Encoder
-    from mmdp.loader import Loader, PackedDataset
+    from mmdp.loader import Loader
+    from mmdp.packed_dataset import PackedDataset
     from mmdp.planner import plan
     from mmdp.records import Budget, DataError
     from mmdp.sizes import measure
@@ -47,7 +48,7 @@ _HOME = {
     "DataError": "records",
     "Encoder": "encode",
     "Loader": "loader",
-    "PackedDataset": "loader",
+    "PackedDataset": "packed_dataset",
     "RowBuilder": "batching",
     "Rows": "batching",
     "batch": "batching",

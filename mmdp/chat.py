@@ -17,6 +17,7 @@ https://huggingface.co/docs/transformers/chat_templating_writing
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
@@ -120,8 +121,7 @@ class Chat:
         self.template = Template(tokenizer, text, placeholder)
         control = {number for number, token in added.items() if token.special} | {id_of[mark] for mark in marks}
         self._control = frozenset(control - {tokenizer.unk_token_id})
-        self._plain = _plain_tokenizer(tokenizer, inside=False)
-        self._inside = _plain_tokenizer(tokenizer, inside=True)
+        self._plain, self._inside = _plain_tokenizers(tokenizer)
         self._image_pieces = lru_cache(maxsize=512)(self.template.split)
         self._encode_short = lru_cache(maxsize=1 << 16)(self._encode)
         self.rule = self._choose_rule()
@@ -289,27 +289,38 @@ def _fill(slot: Slot, pieces: list[Piece]) -> list[Piece]:
     return filled
 
 
-def _plain_tokenizer(tokenizer: PreTrainedTokenizerFast, *, inside: bool) -> Tokenizer:
-    """A copy of the backend that reads special tokens as plain text.
+def _plain_tokenizers(tokenizer: PreTrainedTokenizerFast) -> tuple[Tokenizer, Tokenizer]:
+    """Copies of the backend that read special tokens as plain text: for a text that starts, and for one inside.
 
     Some tokenizers put a space before a text that starts, and none inside of one. A piece between two marks starts for
-    most of them; an answer apart from its header never does.
-
-    Args:
-        tokenizer: whose backend is copied.
-        inside: no space before a text.
+    most of them; an answer apart from its header never does. Where that makes no difference, both are one copy.
     """
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    for kind in ("pre_tokenizer", "decoder", "normalizer"):
-        whole = state.get(kind) or {}
-        for part in [whole, *whole.get("pretokenizers", []), *whole.get("normalizers", [])]:
-            if part.get("type") == "Metaspace" and (inside or part.get("prepend_scheme") == "first"):
-                part["prepend_scheme"] = "never"
-            if part.get("type") == "ByteLevel" and inside:
-                part["add_prefix_space"] = False
-            if part.get("type") == "Prepend" and inside:
-                part["prepend"] = ""
-    plain = Tokenizer.from_str(json.dumps(state))
+    backend = tokenizer.backend_tokenizer
+    parts = {kind: getattr(backend, kind) for kind in ("pre_tokenizer", "normalizer")}
+    states = {kind: json.loads(part.__getstate__()) for kind, part in parts.items() if part is not None}
+    starting, inside = ({kind: _without_space(state, at) for kind, state in states.items()} for at in (False, True))
+    text = backend.to_str()
+    plain = _read_plain(text, starting if starting != states else {})
+    return plain, plain if inside == starting else _read_plain(text, inside)
+
+
+def _without_space(state: dict[str, Any], inside: bool) -> dict[str, Any]:
+    """The state of a pre-tokenizer or normalizer that puts no space before a text where none belongs."""
+    state = copy.deepcopy(state)
+    for part in [state, *state.get("pretokenizers", []), *state.get("normalizers", [])]:
+        if part.get("type") == "Metaspace" and (inside or part.get("prepend_scheme") == "first"):
+            part["prepend_scheme"] = "never"
+        if part.get("type") == "ByteLevel" and inside:
+            part["add_prefix_space"] = False
+        if part.get("type") == "Prepend" and inside:
+            part["prepend"] = ""
+    return state
+
+
+def _read_plain(text: str, changed: dict[str, Any]) -> Tokenizer:
+    if changed:
+        text = json.dumps(json.loads(text) | changed)
+    plain = Tokenizer.from_str(text)
     plain.no_padding()
     plain.no_truncation()
     plain.encode_special_tokens = True

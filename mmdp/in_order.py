@@ -100,6 +100,7 @@ def in_order(
     pulled: Task | None = None  # taken from the source, too heavy for now
     exhausted = False
     failure: Exception | None = None
+    unregister = atexit.unregister  # a run that ends with the interpreter finds no module any more
     atexit.register(crew.stop)  # a daemon thread that still computes while the interpreter goes down can crash it
     try:
         crew.start()
@@ -132,7 +133,7 @@ def in_order(
             raise failure
     finally:
         del failure
-        atexit.unregister(crew.stop)
+        unregister(crew.stop)
         crew.stop()
         window.clear()  # an error on its way holds this frame, and must not hold results
 
@@ -210,6 +211,8 @@ class Crew:
 
     def stop(self) -> None:
         """Ends the threads: each finishes the item it works on, unless that takes long. Nothing is left to do."""
+        if self._stopped and not self._threads:
+            return
         self._stopped = True
         with self._finished:
             self._finished.notify()  # a consumer in another thread must not wait on

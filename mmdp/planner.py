@@ -243,10 +243,16 @@ def _windows(plan: Plan, epoch: int) -> Iterator[list[list[int]]]:
         yield [window[place] for block in mixed for place in blocks[block]]
 
 
+def shuffled(plan: Plan, epoch: int) -> np.ndarray:
+    """(N,) int64, all samples in the order in which the packer of this epoch meets them."""
+    keys = _keys(np.arange(len(plan.sizes), dtype=np.uint64), plan.seed, epoch, salt=0)
+    return np.argsort(keys, kind="stable")
+
+
 def _stream(plan: Plan, epoch: int) -> Iterator[tuple[int, int, int]]:
     """(index, tokens, images) of every sample that fits a row, shuffled."""
     sizes, budget, found = plan.sizes, plan.budget, False
-    order = np.argsort(_keys(np.arange(len(sizes), dtype=np.uint64), plan.seed, epoch, salt=0), kind="stable")
+    order = shuffled(plan, epoch)
     for start in range(0, len(order), _CHUNK):
         chunk = order[start : start + _CHUNK]
         sizes.require(chunk)

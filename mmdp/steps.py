@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mmdp.planner import Epoch, Plan, deal
-from mmdp.records import shorten
+from mmdp.records import Budget, shorten
 
 _STATE_VERSION = 1
 
@@ -179,3 +179,22 @@ class Position:
         """To where a state was taken; raises what `Steps.check` raises."""
         epoch, cursor = self.steps.check(state)
         self.epoch, self.cursor = self.steps.plan.epoch(epoch), cursor
+
+
+def row_length(budget: Budget, length: int | None) -> int:
+    """Tokens a row of a batch: as asked for, else those of the budget.
+
+    Raises:
+        ValueError: a row of the budget would be longer.
+    """
+    if length is None:
+        return budget.tokens
+    if length < budget.tokens:
+        raise ValueError(f"rows of {length} tokens can't hold the {budget.tokens} of the plan's budget")
+    return length
+
+
+def refuse_late(*, started: bool) -> None:
+    """Raises a RuntimeError where a state comes after the first loop has started."""
+    if started:
+        raise RuntimeError("load the state before the first loop: this one has begun with other rows")

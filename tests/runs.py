@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader
 
 import mmdp
 from mmdp.encode import Encoder
-from mmdp.loader import Loader, PackedDataset
+from mmdp.loader import Loader
+from mmdp.packed_dataset import PackedDataset
 from mmdp.planner import Plan
 from mmdp.records import Batch
 from mmdp.sources import Source

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 import mmdp
 from mmdp.executors import Executor, Inline, Processes, Threads
-from mmdp.loader import Loader, PackedDataset
+from mmdp.loader import Loader
+from mmdp.packed_dataset import PackedDataset
 from mmdp.records import IGNORE, DataError, Reason
 
 pytestmark = pytest.mark.timeout(120)
@@ -327,7 +328,7 @@ def test_an_error_while_planning_does_not_end_the_epoch(tmp_path):
     source, encoder = mmdp.open_source(write_data(tmp_path / "data", (0,), repeat=600)), mmdp.Encoder(tokenizer())
     budget, window = mmdp.Budget(64), {"buffer": 16, "window": 8}
     last = mmdp.plan(mmdp.measure(source, encoder, cache=tmp_path / "before"), budget, **window).epoch(0)[-1]
-    tired = Unreadable(source, int(last[0]), 1, tmp_path)
+    tired = Unreadable(source, int(last[0]), 2, tmp_path)  # once beside the loop, once in it
     plan = mmdp.plan(mmdp.measure(tired, encoder, cache=tmp_path / "after", lazy=True), budget, **window)
     loader = Loader(tired, encoder, plan, batch_size=2, executor="inline")
     seen = []

@@ -35,7 +35,8 @@ from torch.utils.data import DataLoader
 
 import mmdp
 from mmdp.executors import Processes
-from mmdp.loader import Loader, PackedDataset
+from mmdp.loader import Loader
+from mmdp.packed_dataset import PackedDataset
 
 pytestmark = pytest.mark.timeout(120)
 
