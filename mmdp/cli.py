@@ -1,7 +1,8 @@
 """The flags of a stage, its report, and its figures.
 
 Adds: `parse_flags`, which gives a stage the few knobs of `Config` it lists; `report`, the one line every stage prints
-and the JSON file it may write; `show`, which saves a figure and displays it in a notebook.
+and the JSON file it may write; `show`, which saves a figure and displays it in a notebook; `speak_plainly`, for errors
+that a user can mend.
 Leaves out: what is counted (`metrics.py`) and drawn (`plots`).
 """
 
@@ -9,16 +10,21 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import re
 import sys
+import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, make_dataclass
 from operator import getitem
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from mmdp.config import Config
 from mmdp.metrics import Tally, report_line
+from mmdp.records import DataError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,8 +56,10 @@ def parse_flags(
     Raises:
         SystemExit: an unknown flag, or a value out of range; the reason is on standard error.
     """
-    if args is None and in_notebook():
-        return Config(**defaults)
+    if args is None:
+        if in_notebook():
+            return Config(**defaults)
+        speak_plainly()
     import tyro
 
     offered = [*common, *names]
@@ -67,6 +75,29 @@ def parse_flags(
         return Config(**{**defaults, **{name: getattr(given, name) for name, *_ in columns}})
     except ValueError as error:
         raise SystemExit(f"error: --{str(error).replace('_', '-', 1)}") from error
+
+
+def speak_plainly() -> None:
+    """From now on a warning, and an error that mmdp raises for what a user gave, is its message alone.
+
+    With `MMDP_TRACEBACK=1` in the environment they are shown as Python does. Errors from elsewhere always are.
+    """
+    if os.environ.get("MMDP_TRACEBACK"):
+        return
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    sys.excepthook = _explain
+
+
+def _explain(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    raised_in = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(where)][-1:]
+    ours = raised_in and raised_in[0].partition(".")[0] == "mmdp"
+    if issubclass(kind, KeyboardInterrupt):
+        print("stopped", file=sys.stderr)
+    elif ours and issubclass(kind, (ValueError, OSError, DataError)):
+        notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+        print(f"error: {error}{notes}\n  (MMDP_TRACEBACK=1 shows where)", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, where)
 
 
 def report(

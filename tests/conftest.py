@@ -42,10 +42,27 @@ def case_script(shared: Path):
     return load
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """As many processes as this one may use processors, and no more than there are long files."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 6)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a file go to one process, since they share what their module made; so do those that use Ray."""
+    for item in items:
+        uses_ray = "ray" in item.path.stem
+        item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else item.path.stem))
+
+
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory):
-    """Tests never touch the user's cache; they share one of their own for the session."""
-    folder = tmp_path_factory.mktemp("cache")
+def own_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str):
+    """Tests never touch the user's cache; they share one of their own for the session, over all processes of xdist."""
+    if worker_id == "master":
+        folder = tmp_path_factory.mktemp("cache")
+    else:
+        folder = tmp_path_factory.getbasetemp().parent / "cache"
+        folder.mkdir(exist_ok=True)
     before = os.environ.get("MMDP_CACHE")
     os.environ["MMDP_CACHE"] = str(folder)
     yield folder

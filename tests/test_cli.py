@@ -1,6 +1,10 @@
 """Laws of `cli.py`, `config.py` and `metrics.py`: one line, one report, no flag misunderstood."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -39,6 +43,32 @@ def test_a_value_out_of_range_names_flag_value_and_limit():
         parse_flags("max_tokens", stage="x", args=["--max-tokens", "0"])
     with pytest.raises(ValueError, match="batch_size is -1"):
         Config(batch_size=-1)
+
+
+@pytest.mark.parametrize("environment", [{}, {"MMDP_TRACEBACK": "1"}])
+def test_an_error_that_a_user_can_mend_is_its_message_alone(environment):
+    """No traceback above it, unless asked for; of any other error there is one."""
+    ours = "from mmdp.cli import parse_flags; parse_flags(stage='x'); import mmdp; mmdp.open_source('nowhere.jsonl')"
+    done = run_python(ours, environment)
+    assert 1 == done.returncode
+    assert "nowhere.jsonl" in done.stderr
+    assert bool(environment) == ("Traceback" in done.stderr)
+    other = run_python("from mmdp.cli import parse_flags; parse_flags(stage='x'); int('seven')", environment)
+    assert "Traceback" in other.stderr
+    assert "invalid literal" in other.stderr
+
+
+def test_ctrl_c_ends_a_stage_with_130_and_no_traceback():
+    """As a shell expects of a program that SIGINT ended."""
+    done = run_python("from mmdp.cli import parse_flags; parse_flags(stage='x'); raise KeyboardInterrupt", {})
+    assert -signal.SIGINT == done.returncode  # 130 in a shell
+    assert "stopped\n" == done.stderr
+
+
+def run_python(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    whole = {name: value for name, value in os.environ.items() if name != "MMDP_TRACEBACK"} | environment
+    return subprocess.run(command, env=whole, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_help_explains_every_flag(capsys):
