@@ -9,7 +9,9 @@ items made before it; and a consumer that stops early (`close`, `break`, an erro
 
 from __future__ import annotations
 
+import atexit
 import threading
+import warnings
 from collections.abc import Generator, Iterable, Iterator
 from queue import Full, Queue
 from typing import TypeVar
@@ -18,6 +20,9 @@ T = TypeVar("T")
 
 _POLL = 0.05
 """Seconds after which a producer that waits for room looks whether anybody still wants its items."""
+
+_END_SECONDS = 10.0
+"""For the item in the making, where a consumer stops early. Nothing stops a thread, and nobody waits for ever."""
 
 
 def ahead(items: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
@@ -51,6 +56,24 @@ def _consume(items: Iterable[T], depth: int) -> Generator[T, None, None]:
     queue: Queue[T | _End] = Queue(depth)
     stopped = threading.Event()
     thread = threading.Thread(target=_produce, args=(iter(items), queue, stopped), daemon=True, name="mmdp-ahead")
+
+    current_thread, unregister = threading.current_thread, atexit.unregister  # the interpreter's end takes modules away
+
+    def stop() -> None:
+        stopped.set()
+        # The garbage collector may close a consumer from any thread, its own producer's too.
+        if not thread.is_alive() or thread is current_thread():
+            return
+        thread.join(_END_SECONDS)
+        if thread.is_alive():
+            warnings.warn(
+                f"an item has been in the making for more than {_END_SECONDS:.0f} s: its thread is left to itself, and "
+                "ends with it",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    atexit.register(stop)  # a daemon thread that still works while the interpreter goes down can crash it
     thread.start()
     try:
         while True:
@@ -61,8 +84,8 @@ def _consume(items: Iterable[T], depth: int) -> Generator[T, None, None]:
                 return
             yield item
     finally:
-        stopped.set()
-        thread.join()
+        unregister(stop)
+        stop()
 
 
 def _produce(items: Iterator[T], queue: Queue[T | _End], stopped: threading.Event) -> None:
