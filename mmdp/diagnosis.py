@@ -1,0 +1,244 @@
+"""Why the trainer waits, how one knows, what to do next, and what that should give.
+
+Adds: `diagnose`, from the spans of a run to a `Diagnosis`, whose text is for a person.
+Leaves out: recording (`spans`), the works of a step (`step_work`), the model that predicts (`pace`).
+
+The bound is the resource that, twice as good, would make the step shortest: a store, processors, links or a trainer
+twice as fast, or twice the window. The next lever is another question: reading ahead of the trainer can be worth more
+than any of these. So the levers are tried in the model one by one, each just as far as it helps, and the best is named;
+of two that are as good, the earlier rung of the ladder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from mmdp.pace import RESOURCES, Pace, explained
+from mmdp.span_table import Spans
+from mmdp.step_work import KINDS, StepWork, measure_steps
+
+_WORTH = 1.02
+"""A lever that makes the step less than 2 % shorter is not worth a word; nor is one better by less than another."""
+
+_DOUBLING = 1.1
+"""A number is doubled again as long as steps become 10 % shorter: beyond that, the next bound is near."""
+
+_ENOUGH = 0.05
+"""Wait ratio below which nobody needs to do anything."""
+
+_MOST_FETCHES = 256
+"""At a time: beyond it, client and server are what is slow (1,600 gets/s at 256 in the air over a link of 40 ms)."""
+
+_MOST_THREADS = 64
+"""That fetch and decode: they cost a stack and a switch each."""
+
+_MOST_TIMES = 64
+"""As wide as a window may become."""
+
+_BY_REFERENCE = 0.25
+"""What passing a row costs by reference, over by value. Ray 2.60 on one node, 24 MB: 11.3 against 2.0 ms of processor
+time, 15.7 against 8.7 ms in all; between the two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the model says of a pipeline that was not run.
+
+    Attributes:
+        seconds: of a step.
+        wait_ratio: 0 to 1.
+        gain: steps a second over those that were seen.
+        samples_per_second: None where no loader told how many samples a step has.
+    """
+
+    seconds: float
+    wait_ratio: float
+    gain: float
+    samples_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What bounds a pipeline.
+
+    Attributes:
+        bound: `I/O`, `CPU`, `transport`, `memory` (the window of rows and bytes in flight) or `trainer`.
+        gains: for each resource, steps a second over those seen, were it twice as good.
+        work: what was measured.
+        pace: the same as the model has it, the window solved for.
+        lever: what to do next, in words.
+        changed: the pace with that done.
+    """
+
+    bound: str
+    gains: Mapping[str, float]
+    work: StepWork
+    pace: Pace
+    lever: str
+    changed: Pace
+
+    @property
+    def wait_ratio(self) -> float:
+        """Exposed wait over exposed wait and training, 0 to 1."""
+        return _ratio(self.work.wait, self.work.train)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """None where no loader told how many samples a step has."""
+        return None if self.work.samples is None else self.work.samples / self.work.seconds
+
+    @property
+    def _is_fed_badly(self) -> bool:
+        return self.bound == "trainer" and self.wait_ratio > _ENOUGH
+
+    @property
+    def after(self) -> Prediction:
+        """What the lever should give."""
+        return self.predict(self.changed)
+
+    def predict(self, pace: Pace) -> Prediction:
+        """What a changed pipeline should do: `predict(replace(diagnosis.pace, fetches=64))`."""
+        return _predict(self.work, self.pace, pace)
+
+    def __str__(self) -> str:
+        work, after = self.work, self.after
+        alone = " (no part of the feeding is worth more alone)" if self._is_fed_badly else ""
+        lines = [
+            f"bound by {self.bound}{alone}: the trainer waits {self.wait_ratio:.0%} of the time, {_time(work.wait)} of "
+            f"a step of {_time(work.seconds)} ({work.steps} steps{_rate(self.samples_per_second)})",
+            f"a step has {', '.join(_evidence(work))}",
+            f"twice as much or as fast would give: {_by_gain(self.gains)}",
+            f"next: {self.lever}",
+        ]
+        if after.gain >= _WORTH:
+            lines[-1] += (
+                f"; predicted: waits {after.wait_ratio:.0%}, {after.gain:.2f} times as fast"
+                f"{_rate(after.samples_per_second)}"
+            )
+        return "\n".join(lines)
+
+
+def diagnose(spans: Spans) -> Diagnosis:
+    """What bounds the run that these spans are of.
+
+    Args:
+        spans: `wait` and `train` of the trainer, and what its loader's workers did meanwhile. How many of these there
+            are, a loader notes in its `gather` spans; without those, it is what was seen at a time.
+
+    Raises:
+        ValueError: no spans, fewer than three steps, or none that say why the trainer waits.
+    """
+    work = measure_steps(spans)
+    pace = explained(work.pace, work.seconds, work.window[0] if work.window else None)
+    gains = {resource: _predict(work, pace, pace.doubled(resource)).gain for resource in RESOURCES}
+    bound = max(RESOURCES, key=lambda resource: gains[resource])
+    lever, changed = _best_lever(work, pace, bound)
+    return Diagnosis(bound, gains, work, pace, lever, changed)
+
+
+def _predict(work: StepWork, pace: Pace, changed: Pace) -> Prediction:
+    # Relative to what the model says of the run as it was, so that what it can't explain stays as it is.
+    gain = pace.seconds / changed.seconds if changed.seconds > 0 else 1.0
+    seconds = work.seconds / gain
+    train = work.train * changed.train / pace.train if pace.train > 0 else 0.0
+    samples = None if work.samples is None else work.samples / seconds
+    return Prediction(seconds, _ratio(max(0.0, seconds - changed.train), train), gain, samples)
+
+
+def _best_lever(work: StepWork, pace: Pace, bound: str) -> tuple[str, Pace]:
+    best, words = pace, ""
+    for say, changed in _levers(work, pace):
+        if changed.seconds * _WORTH < best.seconds:
+            best, words = changed, say
+    if words:
+        return words, best
+    if bound == "trainer" or _ratio(work.wait, work.train) <= _ENOUGH:
+        return "nothing to do for the feeding: the trainer is busy, and rows lie ready", pace
+    return f"no lever of the loader helps: {bound} itself has to become faster", pace
+
+
+def _levers(work: StepWork, pace: Pace) -> Iterator[tuple[str, Pace]]:
+    """What can be done, in words and in the model, in the order of the rungs."""
+    processors = pace.processors
+    apart = replace(
+        pace, is_inline=False, is_ahead=pace.is_ahead and not pace.is_inline, is_shared=False, row_fetch=work.row_fetch
+    )
+    if pace.is_inline:
+        apart = replace(apart, workers=processors)
+    if pace.fetch:
+        at_once = pace.workers if pace.is_shared else pace.fetches
+        count, changed = _least(at_once, _MOST_FETCHES, lambda count: replace(apart, fetches=count))
+        if pace.is_inline:
+            words = f"build rows concurrently: fetch {count:,.0f} images at a time, decode in {processors:,.0f} workers"
+            yield words, changed
+        else:
+            apart_words = ", apart from decoding" if pace.is_shared else ""
+            yield f"concurrent fetches, {count:,.0f} images at a time{apart_words}", changed
+    if not pace.is_inline:
+        most = _MOST_THREADS if pace.is_shared else processors
+        count, changed = _least(pace.workers, most, lambda count: replace(pace, workers=count))
+        yield f"more workers or processes, {count:,.0f} in place of {pace.workers:,.0f}", changed
+    if pace.is_inline or not pace.is_ahead:
+        alone = replace(pace, is_inline=False, is_shared=True) if pace.is_inline else pace
+        yield "prefetch: make rows while the trainer works", replace(alone, is_ahead=True, ahead=2 * pace.rows)
+    else:
+        count, changed = _least(1, _MOST_TIMES, pace.widened)
+        is_by_bytes = work.window is not None and work.window[0] < work.window[1] - 2  # with one row left it is by rows
+        knob = "max_bytes" if is_by_bytes else "depth"
+        yield f"{count:,.0f} times the rows in flight, as far as memory allows: raise `{knob}`", changed
+    if pace.transfer:
+        words = "pass rows by reference, with workers spread over the nodes or near the ranks"
+        yield words, replace(pace, transfer=pace.transfer * _BY_REFERENCE)
+    if pace.own_transfer:
+        yield "move batches one step ahead, on a stream of their own: `mmdp.feed`", replace(pace, own_transfer=0.0)
+    if min(pace.workers, processors) == processors:
+        words = "smaller images or more nodes: every processor here is busy"
+        yield words, replace(pace, compute=pace.compute / 2, own_compute=pace.own_compute / 2)
+
+
+def _least(now: float, most: float, change: Callable[[float], Pace]) -> tuple[float, Pace]:
+    """Twice, four times, ... of what there is now, up to `most`, as long as each doubling helps."""
+    best = (now, change(now))
+    number = 2 * now
+    while number <= most:
+        changed = change(number)
+        if changed.seconds * _DOUBLING >= best[1].seconds:
+            break
+        best = (number, changed)
+        number *= 2
+    return best
+
+
+def _ratio(wait: float, train: float) -> float:
+    return wait / (wait + train) if wait + train > 0 else 0.0
+
+
+def _evidence(work: StepWork) -> Iterator[str]:
+    """Work of each kind, how much of it went on at a time, and how far rows were ahead."""
+    for resource, names in KINDS.items():
+        seconds = [f"{name} {_time(work.busy[name])}" for name in names if name in work.busy]
+        if seconds:
+            at_once = work.reached[resource]
+            yield " + ".join(seconds) + (f" (up to {at_once:.0f} at a time)" if at_once > 1 else "")
+    yield f"train {_time(work.train)}"
+    if work.window is not None:
+        yield f"{work.window[0]:.0f} of at most {work.window[1]:.0f} rows ahead when it trains"
+
+
+def _by_gain(gains: Mapping[str, float]) -> str:
+    named = [f"{name} x{gains[name]:.2f}" for name in sorted(gains, key=lambda name: -gains[name])]
+    return f"{', '.join(named)} steps a second"
+
+
+def _time(seconds: float) -> str:
+    """Seconds with three figures.
+
+    >>> _time(1.234), _time(0.0456), _time(0)
+    ('1.23 s', '45.6 ms', '0 ms')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _rate(samples_per_second: float | None) -> str:
+    return "" if samples_per_second is None else f", {samples_per_second:,.3g} samples/s"

@@ -1,0 +1,281 @@
+"""Laws of `diagnosis.py`, `pace.py` and `step_work.py`: the bound is named, its gain comes, nothing comes of nothing.
+
+Pipelines in simulated time, whose bound is known by running them with each resource doubled; `benchmarks/diagnosis.py`
+judges many more. One real loader stands beside them.
+"""
+
+import math
+import sys
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import make_parts
+
+import mmdp.encode
+from mmdp import spans
+from mmdp.diagnosis import diagnose
+from mmdp.loader import Loader
+from mmdp.pace import RESOURCES, Pace, explained
+from mmdp.span_table import Lane, Spans, merge
+from mmdp.step_work import measure_steps
+from mmdp.wait_meter import WaitMeter
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from diagnosis import judge
+from simulated_pipeline import Run, Workload
+
+BALANCED = Workload(
+    form="actors",
+    overlap=True,
+    rows=4,
+    images=3.0,
+    fetch=0.02,
+    fetch_spread=0.3,
+    decode=0.004,
+    decode_spread=0.2,
+    join=0.0005,
+    pass_row=0.002,
+    batch=0.001,
+    move=0.001,
+    train=0.03,
+    workers=4,
+    fetches=32,
+    processors=8,
+    depth=24,
+    window=1e9,
+    seed=1,
+)
+KNOWN = {
+    "serial": ("I/O", replace(BALANCED, form="inline", overlap=False)),
+    "few fetches": ("I/O", replace(BALANCED, fetches=2)),
+    "threads that fetch": ("I/O", replace(BALANCED, form="threads", fetch=0.08)),
+    "slow decoding": ("CPU", replace(BALANCED, decode=0.08)),
+    "few processors": ("CPU", replace(BALANCED, form="threads", decode=0.03, fetch=0.005, workers=8, processors=2)),
+    "serial decoding": ("CPU", replace(BALANCED, form="inline", overlap=False, fetch=0.001, decode=0.03)),
+    "rows by value": ("transport", replace(BALANCED, pass_row=0.05)),
+    "narrow window": ("memory", replace(BALANCED, window=1.5, images=1.0)),
+    "shallow": ("memory", replace(BALANCED, form="threads", workers=16, processors=16, depth=2, train=0.01)),
+    "well fed": ("trainer", replace(BALANCED, train=0.3)),
+}
+LEVERS = {
+    "serial": "build rows concurrently",
+    "few fetches": "concurrent fetches",
+    "threads that fetch": "concurrent fetches",
+    "slow decoding": "more workers",
+    "few processors": "smaller images",
+    "rows by value": "by reference",
+    "narrow window": "max_bytes",
+    "shallow": "depth",
+    "well fed": "nothing to do",
+}
+
+
+@pytest.fixture(autouse=True)
+def off():
+    """Whatever a test leaves on."""
+    yield
+    spans.stop()
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_bound_is_named_and_its_gain_comes(name):
+    """Law: the resource that is worth most when doubled, and what that gives within a quarter."""
+    bound, load = KNOWN[name]
+    run = Run(load, 24)
+    got = {resource: run.seconds_per_step / Run(load.doubled(resource), 24).seconds_per_step for resource in RESOURCES}
+    assert bound == max(got, key=got.get)  # the workload is what it is meant to be
+    said = diagnose(run.spans())
+    assert bound == said.bound
+    assert got[bound] == pytest.approx(said.gains[bound], rel=0.25)
+    assert LEVERS.get(name, "") in said.lever
+    assert said.after.gain >= 1
+
+
+def test_a_seeded_handful_is_right():
+    """Law: of pipelines drawn at random with a clear bound, nearly all; the benchmark says how many of forty."""
+    judged = [one for seed in range(12) if (one := judge(seed)).is_clear]
+    assert len(judged) >= 8
+    assert len({one.truth for one in judged}) >= 3
+    assert sum(one.is_right for one in judged) >= 0.9 * len(judged) - 1
+
+
+def test_the_text_is_short_and_plain():
+    """Law: four lines: the bound and the wait, the evidence, what each resource is worth, what to do next."""
+    said = diagnose(Run(KNOWN["serial"][1], 20).spans())
+    lines = str(said).split("\n")
+    assert 4 == len(lines)
+    assert f"bound by I/O: the trainer waits {said.wait_ratio:.0%}" in lines[0]
+    assert "fetch" in lines[1]
+    assert "I/O x" in lines[2]
+    assert lines[3].startswith("next: build rows concurrently")
+    assert "predicted: waits" in lines[3]
+
+
+def test_what_is_not_there_is_said():
+    """Law: an error with the remedy, where the spans can't tell."""
+    train = [(100 * step + 50, 100 * step + 100) for step in range(6)]
+    wait = [(100 * step, 100 * step + 50) for step in range(6)]
+    with pytest.raises(ValueError, match=r"0 spans.*mmdp\.spans\.start"):
+        diagnose(merge([]))
+    with pytest.raises(ValueError, match="none of them `wait` and `train`"):
+        diagnose(_table("fetch", wait))
+    with pytest.raises(ValueError, match="2 steps of training: at least 3"):
+        diagnose(merge([_table("train", train[:2]), _table("wait", wait[:2])]))
+    with pytest.raises(ValueError, match="waits 50% of the time, and no span says for what"):
+        diagnose(merge([_table("train", train), _table("wait", wait)]))
+    with pytest.raises(ValueError, match="took no time"):
+        diagnose(merge([_table("train", [(5, 5)] * 6), _table("wait", [(5, 5)] * 6)]))
+
+
+def test_a_trainer_that_never_waits_is_the_bound():
+    """Law: also where nothing else was recorded; all numbers are numbers."""
+    train = [(100 * step, 100 * step + 100) for step in range(6)]
+    said = diagnose(merge([_table("train", train), _table("wait", [(start, start) for start, _ in train])]))
+    assert "trainer" == said.bound
+    assert 0.0 == said.wait_ratio
+    assert all(map(math.isfinite, [*said.gains.values(), said.after.seconds, said.after.wait_ratio, said.after.gain]))
+    assert said.samples_per_second is None
+    assert "nan" not in str(said)
+
+
+def test_a_trainer_of_no_time_only_waits():
+    """Law: a wait ratio of 1, before and after; no division by nothing."""
+    steps = [(100 * step, 100 * step + 100) for step in range(8)]
+    said = diagnose(
+        merge(
+            [
+                _table("wait", steps),
+                _table("train", [(end, end) for _, end in steps]),
+                _table("fetch", steps, "worker"),
+            ]
+        )
+    )
+    assert "I/O" == said.bound
+    assert 1.0 == said.wait_ratio == said.after.wait_ratio
+    assert "nan" not in str(said)
+
+
+def test_works_are_those_of_a_step():
+    """Law: busy seconds a step, how many at a time, samples and window are what the spans hold."""
+    steps = range(10)
+    ms = 1_000_000
+    parts = [
+        _table("wait", [(100 * ms * k, 100 * ms * k + 40 * ms) for k in steps]),
+        _table("train", [(100 * ms * k + 40 * ms, 100 * ms * (k + 1)) for k in steps]),
+        _table("fetch", [(100 * ms * k, 100 * ms * k + 30 * ms) for k in steps for _ in range(3)], "loop"),
+        _table("decode", [(100 * ms * k + 30 * ms, 100 * ms * k + 50 * ms) for k in steps], "worker"),
+        _table(
+            "gather",
+            [(100 * ms * k, 100 * ms * k + 40 * ms) for k in steps],
+            numbers={"rows": 2, "samples": 5, "ahead": 3, "depth": 6, "workers": 4},
+        ),
+    ]
+    work = measure_steps(merge(parts))
+    assert pytest.approx(0.1) == work.seconds
+    assert pytest.approx(0.04) == work.wait
+    assert pytest.approx(0.06) == work.train
+    assert {"fetch": pytest.approx(0.09), "decode": pytest.approx(0.02)} == work.busy
+    assert {"I/O": 3, "CPU": 1, "transport": 0} == work.reached
+    assert 5 == work.samples
+    assert (3, 6) == work.window
+    assert (2, 4, 3, 2) == (work.pace.rows, work.pace.workers, work.pace.fetches, work.pace.processors)
+    assert not work.pace.is_shared
+    assert not work.pace.is_inline
+
+
+def test_all_ranks_are_one_step():
+    """Law: two ranks side by side are diagnosed as one is, with twice the rows a step."""
+    one = Run(KNOWN["rows by value"][1], 24).spans()
+    other = replace(one, lanes=tuple(lane._replace(pid=2) for lane in one.lanes))
+    alone, both = measure_steps(one), measure_steps(merge([one, other]))
+    assert (alone.steps, 2 * alone.pace.rows) == (both.steps, both.pace.rows)
+    assert pytest.approx(alone.wait) == both.wait
+    assert pytest.approx(2 * alone.pace.transfer) == both.pace.transfer
+    assert "transport" == diagnose(merge([one, other])).bound
+
+
+times = st.floats(0, 10)
+paces = st.builds(
+    Pace,
+    rows=st.integers(1, 64),
+    train=times,
+    fetch=times,
+    compute=times,
+    transfer=times,
+    own_compute=times,
+    own_transfer=times,
+    row_fetch=times,
+    fetches=st.integers(1, 64),
+    workers=st.integers(1, 64),
+    processors=st.integers(1, 64),
+    is_shared=st.booleans(),
+    is_inline=st.booleans(),
+    is_ahead=st.booleans(),
+    ahead=st.floats(0, 1000),
+)
+
+
+@given(paces)
+def test_more_of_anything_never_takes_longer(pace):
+    """Law: no resource, doubled, makes a step longer; none makes it shorter than half."""
+    for resource in RESOURCES:
+        doubled = pace.doubled(resource).seconds
+        assert doubled <= pace.seconds * (1 + 1e-9)
+        if resource != "memory":  # a wider window also hides what it did not
+            assert doubled >= pace.seconds / 2 * (1 - 1e-9)
+
+
+@given(paces, st.floats(0, 1000))
+def test_the_window_explains_the_step(pace, longer):
+    """Law: with the window that `explained` finds, the model takes as long as was seen, or nearly with the widest."""
+    pace = replace(pace, is_inline=False, is_ahead=True)
+    widest, narrowest = replace(pace, ahead=1e6).seconds, replace(pace, ahead=0.0).seconds
+    seen = min(narrowest, widest + longer)
+    found = explained(pace, seen).seconds
+    assert found == pytest.approx(seen, rel=0.01, abs=1e-6) or seen <= 1.1 * widest * (1 + 1e-9)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    return make_parts(tmp_path_factory.mktemp("data"), (1, 1, 1), repeat=20)
+
+
+@pytest.mark.parametrize(
+    ("executor", "lever"), [("inline", "build rows concurrently"), ("threads", "concurrent fetches")]
+)
+def test_a_real_loader_over_a_slow_store_is_bound_by_it(parts, monkeypatch, executor, lever):
+    """Law: spans of a real run say the same: here each image takes 30 ms to come."""
+    read = mmdp.encode.read
+    monkeypatch.setattr(mmdp.encode, "read", lambda ref: (time.sleep(0.03), read(ref))[1])
+    loader = Loader(*parts, batch_size=2, executor=executor, num_workers=2)
+    spans.start()
+    meter = WaitMeter()
+    for _ in islice(meter.over(loader), 8):
+        time.sleep(0.01)
+    loader.close()
+    said = diagnose(spans.stop())
+    assert "I/O" == said.bound
+    assert said.work.busy["fetch"] >= 0.03
+    assert lever in said.lever
+    assert said.samples_per_second > 0
+
+
+def _table(name: str, times_of: list, lane: str = "trainer", numbers: dict[str, int] | None = None) -> Spans:
+    """Spans of one name and one lane, from (start, end) in nanoseconds."""
+    start, end = np.array(times_of, dtype=np.int64).reshape(-1, 2).T
+    zeros = np.zeros(len(start), dtype=np.int64)
+    return Spans(
+        (name,),
+        (Lane("host", 1, hash(lane) % 1000, lane, 2),),
+        zeros,
+        zeros,
+        start,
+        end,
+        {key: np.full(len(start), value) for key, value in (numbers or {}).items()},
+    )
