@@ -17,14 +17,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmdp.adapters import adapt
     from mmdp.batching import RowBuilder, Rows, batch, join
+    from mmdp.device import feed
     from mmdp.encode import Encoder
+    from mmdp.isolation import check_isolation
     from mmdp.loader import Loader
+    from mmdp.objective import loss
     from mmdp.packed_dataset import PackedDataset
     from mmdp.planner import plan
     from mmdp.records import Budget, DataError
     from mmdp.sizes import measure
     from mmdp.sources import open_source
+    from mmdp.stream_loader import StreamLoader
+    from mmdp.trainer import packed_trainer
 
 __version__ = "0.1.0.dev0"
 __all__ = [
@@ -35,11 +41,17 @@ __all__ = [
     "PackedDataset",
     "RowBuilder",
     "Rows",
+    "StreamLoader",
+    "adapt",
     "batch",
+    "check_isolation",
+    "feed",
     "join",
     "knapsack",
+    "loss",
     "measure",
     "open_source",
+    "packed_trainer",
     "plan",
 ]
 
@@ -51,10 +63,16 @@ _HOME = {
     "PackedDataset": "packed_dataset",
     "RowBuilder": "batching",
     "Rows": "batching",
+    "StreamLoader": "stream_loader",
+    "adapt": "adapters",
     "batch": "batching",
+    "check_isolation": "isolation",
+    "feed": "device",
     "join": "batching",
+    "loss": "objective",
     "measure": "sizes",
     "open_source": "sources",
+    "packed_trainer": "trainer",
     "plan": "planner",
 }
 """The module of each public name. It is imported when the name is first used, since torch takes seconds to load."""

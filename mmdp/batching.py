@@ -9,20 +9,27 @@ Leaves out: which samples share a row (`planner.py`). Naive, fixed-length and pa
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from mmdp.encode import Encoder
-from mmdp.records import IGNORE, Batch, DataError, Encoded, ImageBuffer, Reason, Row
+from mmdp.records import IGNORE, Batch, DataError, Encoded, ImageBuffer, Reason, Row, Sample
+from mmdp.remote import FetchError
+from mmdp.samples_ahead import fetch_samples
 from mmdp.sizes import Sizes, fingerprint_of
 from mmdp.sources import Source
+from mmdp.spans import span
 
 _WAITS = (0.1, 0.5)
 """Seconds before another try, where a file could not be read."""
+
+Result = TypeVar("Result")
 
 
 def join(
@@ -57,6 +64,9 @@ def join(
         image_segments=np.repeat(np.arange(1, len(lengths) + 1, dtype=np.int32), [len(group) for group in images]),
         samples=tuple(samples),
         skipped=dict(skipped or {}),
+        layouts=tuple(
+            layout for one, group in zip(encoded, images, strict=True) for layout in one.layouts[: len(group)]
+        ),
     )
 
 
@@ -64,7 +74,7 @@ def merge(rows: Sequence[Row]) -> Row:
     """One row of rows that hold one sample, or the failure of one."""
     whole = [row for row in rows if row.samples]
     return join(
-        [Encoded(row.ids, row.labels, ()) for row in whole],
+        [Encoded(row.ids, row.labels, row.layouts) for row in whole],
         [row.images for row in whole],
         [sample for row in whole for sample in row.samples],
         {index: reason for row in rows for index, reason in row.skipped.items()},
@@ -162,7 +172,66 @@ def _image_buffer(rows: Sequence[Row]) -> ImageBuffer:
         samples=torch.tensor(
             [row.samples[segment - 1] for row in rows for segment in row.image_segments], dtype=torch.int64
         ),
+        segments=torch.tensor([int(segment) for row in rows for segment in row.image_segments], dtype=torch.int64),
+        originals=torch.tensor([size for row in rows for size in _originals(row)], dtype=torch.int64).view(-1, 2),
     )
+
+
+def _originals(row: Row) -> list[tuple[int, int]]:
+    """(height, width) of each image before it was resized; 0 where that is not known."""
+    if len(row.layouts) != len(row.images):  # a row made by hand
+        return [(0, 0)] * len(row.images)
+    return [(layout.original_height, layout.original_width) for layout in row.layouts]
+
+
+def build_row(
+    samples: Iterable[int], one: Callable[[int], tuple[Encoded, list[np.ndarray]]], *, name: str, strict: bool = False
+) -> Row:
+    """The row of these samples, wherever they come from. One that fails leaves it; the others move up.
+
+    Args:
+        samples: the index of each.
+        one: gives tokens and pixels of a sample.
+        name: what a person calls the source, for errors.
+        strict: raise a sample's error instead of counting it.
+
+    Raises:
+        DataError: in strict mode, for the first sample that fails.
+        OSError: a file that exists could not be read, three times over.
+    """
+    encoded: list[Encoded] = []
+    images: list[list[np.ndarray]] = []
+    kept: list[int] = []
+    skipped: dict[int, Reason] = {}
+    for index in samples:
+        try:
+            tokens, pixels = with_patience(one, index, name=name)
+        except DataError as error:
+            if strict:
+                raise
+            skipped[index] = error.reason
+            continue
+        encoded.append(tokens)
+        images.append(pixels)
+        kept.append(index)
+    with span("join"):
+        return join(encoded, images, kept, skipped)
+
+
+def with_patience(function: Callable[[int], Result], index: int, *, name: str) -> Result:
+    """What the function makes of a sample. An `OSError` is tried again after a moment, twice, and then raised."""
+    for wait in _WAITS:
+        try:
+            return function(index)
+        except FetchError:
+            raise  # the store was asked again as often as that may help
+        except OSError:
+            time.sleep(wait)
+    try:
+        return function(index)
+    except OSError as error:
+        error.add_note(f"sample {index} of {name}, {len(_WAITS) + 1} times over")
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,39 +269,23 @@ class RowBuilder:
             DataError: in strict mode, for the first sample that fails.
             OSError: a file that exists could not be read, three times over.
         """
-        encoded: list[Encoded] = []
-        images: list[list[np.ndarray]] = []
-        samples: list[int] = []
-        skipped: dict[int, Reason] = {}
-        for index in map(int, indices):
-            if index < 0:
-                raise IndexError(f"sample {index}: a row names its samples by their place from the start")
-            try:
-                one, pixels = self._with_patience(index)
-            except DataError as error:
-                if self.strict:
-                    raise
-                skipped[index] = error.reason
-                continue
-            encoded.append(one)
-            images.append(pixels)
-            samples.append(index)
-        return join(encoded, images, samples, skipped)
+        return build_row(map(int, indices), self._one, name=self.source.name, strict=self.strict)
 
-    def _with_patience(self, index: int) -> tuple[Encoded, list[np.ndarray]]:
-        for wait in _WAITS:
-            try:
-                return self._one(index)
-            except OSError:
-                time.sleep(wait)
-        try:
-            return self._one(index)
-        except OSError as error:
-            error.add_note(f"sample {index} of {self.source.name}, {len(_WAITS) + 1} times over")
-            raise
+    async def fetch(self, indices: Sequence[int] | np.ndarray) -> tuple[tuple[int, ...], Mapping[int, Sample]]:
+        """The first half of building a row, for an executor with an event loop: what must be waited for."""
+        wanted = tuple(map(int, indices))
+        return wanted, await fetch_samples(self.source, [at for at in wanted if at >= 0], images=self.pixels)
 
-    def _one(self, index: int) -> tuple[Encoded, list[np.ndarray]]:
-        sample = self.source[index]
+    def assemble(self, fetched: tuple[tuple[int, ...], Mapping[int, Sample]]) -> Row:
+        """The other half. Both together give the row that a call gives, and raise what it raises."""
+        wanted, samples = fetched
+        one = partial(self._one, samples=samples)
+        return build_row(wanted, one, name=self.source.name, strict=self.strict)
+
+    def _one(self, index: int, samples: Mapping[int, Sample] | None = None) -> tuple[Encoded, list[np.ndarray]]:
+        if index < 0:
+            raise IndexError(f"sample {index}: a row names its samples by their place from the start")
+        sample = samples[index] if samples is not None and index in samples else self.source[index]
         one = self.sizes.encoded(index) if self.sizes is not None else self.encoder.encode(sample)
         return one, self.encoder.pixels(sample, one) if self.pixels else []
 

@@ -8,8 +8,7 @@ Leaves out: running over a data set (`sizes.py`), joining samples (`batching.py`
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,8 @@ from mmdp.chat import Chat, load_tokenizer
 from mmdp.config import Config
 from mmdp.images import check_pixels, decode, image_size, read_size
 from mmdp.records import DataError, Encoded, ImageLayout, Reason, Sample, shorten
-from mmdp.store import read
+from mmdp.spans import span
+from mmdp.store import read, reader
 from mmdp.vision import vision_family
 
 if TYPE_CHECKING:
@@ -92,16 +92,21 @@ class Encoder:
         text = f"{_VERSION} {self.chat.fingerprint} {self.family!r} {self.max_pixels}"
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def encode(self, sample: Sample) -> Encoded:
+    def encode(self, sample: Sample, image_sizes: Sequence[tuple[int, int]] | None = None) -> Encoded:
         """Ids, labels and image layouts, from text and image headers; no pixel is decoded.
+
+        Args:
+            sample: as it was read.
+            image_sizes: what `image_sizes` says of it, where that was asked before.
 
         Raises:
             DataError: with the sample's place, where its text or an image can't be used.
         """
-        layouts = tuple(self._layouts(sample))
+        layouts = tuple(self._layouts(sample, self.image_sizes(sample) if image_sizes is None else image_sizes))
         marks = [self.family.before + self.family.text(layout) + self.family.after for layout in layouts]
         try:
-            ids, labels = self.chat.encode(sample.turns, marks)
+            with span("encode"):
+                ids, labels = self.chat.encode(sample.turns, marks)
         except DataError as error:
             raise error.at(source=sample.source, id=sample.id) from error
         return Encoded(ids, labels, layouts)
@@ -115,16 +120,19 @@ class Encoder:
         images = []
         for number, (ref, layout) in enumerate(zip(sample.images, encoded.layouts, strict=True)):
             try:
-                data = read(ref)
+                with span("fetch") as work:
+                    data = read(ref)
+                    work.add(num_bytes=len(data))
                 # A family that may use a draft makes squares of all sizes: nothing of it can change.
                 if not self.family.draft and self.family.layout(*image_size(data), len(sample.images)) != layout:
                     raise DataError(
                         Reason.CHANGED_IMAGE,
                         "another size than when it was measured: delete the token cache, and measure again",
                     )
-                image = decode(
-                    data, size=(layout.height, layout.width), max_pixels=self.max_pixels, draft=self.family.draft
-                )
+                with span("decode"):
+                    image = decode(
+                        data, size=(layout.height, layout.width), max_pixels=self.max_pixels, draft=self.family.draft
+                    )
             except DataError as error:
                 raise _at_image(error, sample, number) from error
             except OSError as error:
@@ -142,7 +150,8 @@ class Encoder:
         sizes = []
         for number, ref in enumerate(sample.images):
             try:
-                width, height = read_size(partial(read, ref))
+                with span("fetch"):
+                    width, height = read_size(reader(ref))
                 check_pixels(width, height, self.max_pixels)
             except DataError as error:
                 raise _at_image(error, sample, number) from error
@@ -152,8 +161,8 @@ class Encoder:
             sizes.append((width, height))
         return sizes
 
-    def _layouts(self, sample: Sample) -> Iterator[ImageLayout]:
-        for number, (width, height) in enumerate(self.image_sizes(sample)):
+    def _layouts(self, sample: Sample, image_sizes: Sequence[tuple[int, int]]) -> Iterator[ImageLayout]:
+        for number, (width, height) in enumerate(image_sizes):
             try:
                 yield self.family.layout(width, height, len(sample.images))
             except DataError as error:

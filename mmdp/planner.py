@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 import numpy as np
 
@@ -179,7 +179,19 @@ class Epoch(Sequence[np.ndarray]):
             return True
 
 
-def deal(rows: Sequence[np.ndarray], sizes: Sizes, *, world_size: int, batch_size: int) -> list[list[int]]:
+class Measured(Protocol):
+    """What costs are made of, by sample index."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """(N,) integers."""
+
+    @property
+    def vision(self) -> np.ndarray:
+        """(N,) integers, patches or tiles."""
+
+
+def deal(rows: Sequence[np.ndarray], sizes: Measured, *, world_size: int, batch_size: int) -> list[list[int]]:
     """Gives the rows of one step to ranks: the dearest first, each to the lightest rank that has room.
 
     This is the longest-processing-time rule (Graham, 1969) with a limit on the number of rows.
@@ -207,7 +219,7 @@ def deal(rows: Sequence[np.ndarray], sizes: Sizes, *, world_size: int, batch_siz
     return [sorted(places) for places in dealt]
 
 
-def row_costs(rows: Sequence[Sequence[int] | np.ndarray], sizes: Sizes) -> np.ndarray:
+def row_costs(rows: Sequence[Sequence[int] | np.ndarray], sizes: Measured) -> np.ndarray:
     """(R,) int64, the cost of each row among these: squares of lengths, and vision patches or tiles, in equal parts.
 
     Each part counts as a share of its sum over the rows, brought to one denominator.
@@ -235,12 +247,35 @@ def _windows(plan: Plan, epoch: int) -> Iterator[list[list[int]]]:
     num_blocks, size = 0, min(_FIRST_WINDOW, plan.window)
     while window := list(islice(rows, size)):
         size = min(2 * size, plan.window)
-        order = np.argsort(row_costs(window, plan.sizes), kind="stable")
-        blocks = [order[start : start + plan.block] for start in range(0, len(order), plan.block)]
-        numbers = np.arange(num_blocks, num_blocks + len(blocks), dtype=np.uint64)
-        num_blocks += len(blocks)
-        mixed = np.argsort(_keys(numbers, plan.seed, epoch, salt=1), kind="stable")
-        yield [window[place] for block in mixed for place in blocks[block]]
+        places = arrange(window, plan.sizes, block=plan.block, first_block=num_blocks, seed=plan.seed, epoch=epoch)
+        num_blocks += -(-len(window) // plan.block)
+        yield [window[place] for place in places]
+
+
+def arrange(
+    rows: Sequence[Sequence[int] | np.ndarray],
+    sizes: Measured,
+    *,
+    block: int,
+    first_block: int,
+    seed: int,
+    epoch: int,
+) -> list[int]:
+    """The rows of a window in their final order, as places in `rows`: sorted by cost, then blocks shuffled.
+
+    Args:
+        rows: sample indices of each.
+        sizes: of their samples.
+        block: rows that stay neighbours.
+        first_block: number of the window's first block in its epoch.
+        seed: of the shuffle.
+        epoch: likewise.
+    """
+    order = np.argsort(row_costs(rows, sizes), kind="stable")
+    blocks = [order[start : start + block] for start in range(0, len(order), block)]
+    numbers = np.arange(first_block, first_block + len(blocks), dtype=np.uint64)
+    mixed = np.argsort(_keys(numbers, seed, epoch, salt=1), kind="stable")
+    return [int(place) for number in mixed for place in blocks[number]]
 
 
 def shuffled(plan: Plan, epoch: int) -> np.ndarray:

@@ -58,11 +58,7 @@ class Steps:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("batch_size", self.batch_size), ("world_size", self.world_size)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}: it must be at least 1")
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} of {self.world_size}: ranks go from 0 to world size - 1")
+        check_ranks(self.batch_size, self.rank, self.world_size)
 
     def done(self, epoch: Epoch, cursor: int) -> bool:
         """Whether no step is left from row `cursor` on; plans no further than it must."""
@@ -179,6 +175,15 @@ class Position:
         """To where a state was taken; raises what `Steps.check` raises."""
         epoch, cursor = self.steps.check(state)
         self.epoch, self.cursor = self.steps.plan.epoch(epoch), cursor
+
+
+def check_ranks(batch_size: int, rank: int, world_size: int) -> None:
+    """Raises a ValueError where a number is out of range."""
+    for name, value in (("batch_size", batch_size), ("world_size", world_size)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}: it must be at least 1")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of {world_size}: ranks go from 0 to world size - 1")
 
 
 def row_length(budget: Budget, length: int | None) -> int:

@@ -1,7 +1,7 @@
 """Rows of a table: a Parquet file, or a data set on the Hub, through `datasets` with image decoding off.
 
-Adds: `TableSource` (any row by number), `StreamSource` (samples as they come), and what opens them. The only importer
-of `datasets`. Leaves out: the forms of a row (`rows`).
+Adds: `TableSource` (any row by number), `StreamSource` (samples as they come), its `StreamPass`, and what opens them.
+The only importer of `datasets`. Leaves out: the forms of a row (`rows`).
 
 Rows are taken as Arrow, so an image column gives the file's own bytes. A table is unpacked once on disk (a file into
 our cache folder, the Hub's into that of `datasets`), memory-mapped, and shared by all workers; a stream stores nothing.
@@ -12,14 +12,16 @@ from __future__ import annotations
 import atexit
 import glob
 import logging
+import pickle
 import shutil
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mmdp.lines import digest_file
 from mmdp.records import DataError, Reason, Sample, shorten
@@ -79,17 +81,75 @@ class StreamSource:
         self._strict = strict
 
     def __iter__(self) -> Iterator[Sample]:
-        for number, row in enumerate(self._rows):
-            try:
-                sample = _parse_arrow(row, self._label, self._root, number)
-            except DataError as error:
-                if self._strict:
-                    raise
-                self.skipped[error.reason] += 1
-                if self.skipped[error.reason] == 1:
-                    _log.warning("skipped, and so are all others of this kind: %s", error)
+        for item in self.start_pass():
+            if isinstance(item, DataError):
+                self.skipped[item.reason] += 1
+                if self.skipped[item.reason] == 1:
+                    _log.warning("skipped, and so are all others of this kind: %s", item)
             else:
-                yield sample
+                yield item
+
+    def start_pass(self, mark: Mapping[str, Any] | None = None) -> StreamPass:
+        """A pass with its bad rows, from the start, or from a mark of another pass on; it counts nothing in `skipped`.
+
+        Args:
+            mark: from `StreamPass.mark`, of the same data.
+        """
+        # A copy, since `datasets` keeps the place of a pass in the data set: two passes at once would move each other.
+        # By pickle: `copy.deepcopy` fails in threads, where the file systems that it copies enter a dict it is reading.
+        can_move = hasattr(self._rows, "load_state_dict")
+        rows = pickle.loads(pickle.dumps(self._rows)) if can_move else self._rows  # noqa: S301 -- our own bytes
+        parse = partial(_parse_arrow, label=self._label, root=self._root)
+        return StreamPass(rows, parse, mark, strict=self._strict)
+
+
+class StreamPass:
+    """One pass over a stream: an iterator of samples, and of the `DataError` of each bad row.
+
+    Args:
+        rows: what `datasets` gives; nobody else goes over it.
+        parse: makes a sample of a row and its number.
+        mark: where to go on; None for the start.
+        strict: raise the first bad row's `DataError`.
+
+    Attributes:
+        number: of the next row, from the start of the stream.
+    """
+
+    def __init__(
+        self, rows: Any, parse: Callable[..., Sample], mark: Mapping[str, Any] | None, *, strict: bool
+    ) -> None:
+        self.number = 0
+        if mark is not None:
+            self.number = mark["number"]
+            rows.load_state_dict(mark["rows"])
+        self._rows = rows
+        self._open: Iterator[Any] = iter(rows)
+        self._parse = parse
+        self._strict = strict
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Sample | DataError:
+        row = next(self._open)
+        number, self.number = self.number, self.number + 1
+        try:
+            return self._parse(row, number=number)
+        except DataError as error:
+            if self._strict:
+                raise
+            return error
+
+    def mark(self) -> dict[str, Any] | None:
+        """The place behind the last row, as JSON can hold it: some 400 bytes, whatever the number of rows.
+
+        Returns:
+            None at the start of a stream, and where its rows tell no place.
+        """
+        if not self.number or not hasattr(self._rows, "state_dict"):
+            return None
+        return {"number": self.number, "rows": self._rows.state_dict()}
 
 
 def _parse_arrow(table: Any, label: str, root: str, number: int) -> Sample:
@@ -104,8 +164,10 @@ def _parse_arrow(table: Any, label: str, root: str, number: int) -> Sample:
     return parse_row(row, root=root, source=source, number=number)
 
 
-def open_parquet(path: Path, cache: Path, *, streaming: bool, strict: bool) -> TableSource | StreamSource:
-    """Opens a Parquet file; images that are given by name are relative to its folder.
+def open_parquet(
+    path: Path, cache: Path, *, streaming: bool, strict: bool, root: str | None = None
+) -> TableSource | StreamSource:
+    """Opens a Parquet file; images that are given by name are relative to `root`, by default its folder.
 
     Raises:
         ValueError: it is damaged or empty, or no column is that of a row form.
@@ -114,7 +176,7 @@ def open_parquet(path: Path, cache: Path, *, streaming: bool, strict: bool) -> T
     from datasets.exceptions import DatasetGenerationError
 
     path = path.absolute()
-    place = {"name": path.name, "label": path.name, "root": str(path.parent)}
+    place = {"name": path.name, "label": path.name, "root": root or str(path.parent)}
     try:
         unpacked = str(_writable(cache / "parquet"))
         builder = load_dataset_builder("parquet", data_files=glob.escape(str(path)), cache_dir=unpacked)

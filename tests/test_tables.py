@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import re
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -247,6 +248,51 @@ def test_bad_rows_of_a_stream_are_counted_or_raised(tmp_path, caplog):
     assert {"no_answer": 3} == json.loads(json.dumps(stream.skipped))
     with pytest.raises(DataError, match=re.escape("x.parquet[1]")):
         list(open_source(path, config=Config(strict=True), streaming=True))
+
+
+def test_a_stream_goes_on_from_every_mark(repository):
+    """Law 12: over row groups and shards, also from the mark of a pass that had itself gone on from one."""
+    first_shard = repository / "ai2d" / "train-00000-of-00002.parquet"
+    pq.write_table(pa.Table.from_pylist(cauldron(13)), first_shard, row_group_size=5)
+    stream = open_source(f"hf:{repository}/ai2d", streaming=True)
+    whole = stream.start_pass()
+    assert whole.mark() is None
+    samples, marks = [], []
+    for sample in whole:
+        samples.append(sample)
+        marks.append(json.loads(json.dumps(whole.mark())))
+    assert list(stream) == samples
+    assert list(range(1, 16)) == [mark["number"] for mark in marks]
+    for number, mark in enumerate(marks, 1):
+        again = stream.start_pass(mark)
+        assert samples[number : number + 1] == list(islice(again, 1))
+        assert samples[number + 1 :] == list(stream.start_pass(again.mark()))
+
+
+def test_passes_of_one_stream_do_not_move_each_other(repository):
+    """`datasets` keeps the place of a pass in the data set; each pass has its own, in threads too."""
+    stream = open_source(f"hf:{repository}/ai2d", streaming=True)
+    wanted = list(stream)
+    assert [(one, one) for one in wanted] == list(zip(stream, stream, strict=True))
+    first = iter(stream)
+    ahead = [next(first)]
+    with ThreadPoolExecutor(4) as pool:
+        assert [wanted] * 12 == list(pool.map(lambda _: list(stream), range(12)))
+    assert wanted == ahead + list(first)
+
+
+def test_a_pass_gives_bad_rows_as_their_errors(tmp_path):
+    """So that whoever plans can tell them; nothing is counted twice, and in strict mode the first one is raised."""
+    rows = cauldron(4)
+    rows[2]["texts"] = []
+    path = write(tmp_path / "x.parquet", rows)
+    stream = open_source(path, streaming=True)
+    items = list(stream.start_pass())
+    assert [False, False, True, False] == [isinstance(item, DataError) for item in items]
+    assert "x.parquet[2]" in str(items[2])
+    assert {} == stream.skipped
+    with pytest.raises(DataError, match=re.escape("x.parquet[2]")):
+        list(open_source(path, config=Config(strict=True), streaming=True).start_pass())
 
 
 # The Hub

@@ -1,0 +1,319 @@
+"""What comes from a stream: samples encoded as they arrive, each kept until a row takes it.
+
+Adds: `Arrivals`, one pass over a source, from its start or from where a state was saved; `Arrived`, an encoded sample;
+`MarkedSource`, a source that can go on in its middle.
+In: samples. Out: their sizes, for the packer, and the samples themselves, when a row has been chosen.
+Leaves out: which samples share a row, and the order of rows (`stream_plan.py`).
+
+A sample is encoded from its text and its image headers, as `measure` does it, and no pixel is decoded. What can't be
+used, or fits no row, is refused with its reason, and told with the row that was packed from what came next.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
+
+from mmdp.batching import with_patience
+from mmdp.records import Budget, DataError, Encoded, Reason, Sample, Size, shorten
+
+if TYPE_CHECKING:
+    from mmdp.encode import Encoder
+
+BARREN = 10_000
+"""So many samples, one after the other, of which none fits a row: a stream that may have no end is given up."""
+
+_MARK_EVERY = 64
+"""Samples from one mark of the source to the next: what a resumed run may read in vain."""
+
+_MOST_BYTES = 3600
+"""Of the samples that wait and the source's mark, as JSON; with the rest, a state stays below 4 kB."""
+
+_log = logging.getLogger(__name__)
+
+Item = Sample | DataError
+
+
+class MarkedPass(Protocol):
+    """A pass that knows where it is."""
+
+    number: int
+    """Of the next sample, from the start of the stream."""
+
+    def __iter__(self) -> Iterator[Item]: ...
+
+    def __next__(self) -> Item: ...
+
+    def mark(self) -> dict[str, Any] | None:
+        """The place behind the last sample, as JSON can hold it, its `number` among it; None where there is no way."""
+
+
+@runtime_checkable
+class MarkedSource(Protocol):
+    """A stream that can go on in its middle, as `tables.StreamSource` does."""
+
+    def start_pass(self, mark: Mapping[str, Any] | None = None) -> MarkedPass:
+        """A pass from the start, or from a mark on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrived:
+    """One sample of a stream, encoded.
+
+    Attributes:
+        number: its place in the stream, from 0, bad rows counted.
+        sample: as it came; its images are references, or the compressed bytes that the row carries.
+        encoded: its tokens.
+        size: what it asks of a row.
+    """
+
+    number: int
+    sample: Sample
+    encoded: Encoded
+    size: Size
+
+    def __repr__(self) -> str:  # short, for messages
+        return f"sample {self.number} ({self.sample.source})"
+
+
+class Taken(NamedTuple):
+    """What one row is made of.
+
+    Attributes:
+        samples: the oldest first.
+        refused: those that came before the row was full, and can't be used, with their reason.
+    """
+
+    samples: tuple[Arrived, ...]
+    refused: dict[int, Reason]
+
+
+class _Waiting(NamedTuple):
+    """A sample that no row has taken; one that was good when a state was saved, and no longer is, keeps its size."""
+
+    tokens: int
+    images: int
+    found: Arrived | Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where a pass stands between two rows. JSON holds its fields.
+
+    Attributes:
+        read: number of the first sample that no packer has seen.
+        waiting: samples that wait, oldest first: number less the number before, tokens and images, in hexadecimal.
+        mark: of the source, at or before the first sample that is still needed; None reads from its start.
+    """
+
+    read: int = 0
+    waiting: str = ""
+    mark: Mapping[str, Any] | None = None
+
+    def sizes(self) -> list[tuple[int, int, int]]:
+        """(number, tokens, images) of each sample that waits.
+
+        >>> Snapshot(waiting="9:40:1 2:1f:0").sizes()
+        [(9, 64, 1), (11, 31, 0)]
+        """
+        number, sizes = 0, []
+        for entry in self.waiting.split():
+            step, tokens, images = (int(part, 16) for part in entry.split(":"))
+            number += step
+            sizes.append((number, tokens, images))
+        return sizes
+
+
+class Arrivals:
+    """The usable samples of one pass, as an iterator of (number, tokens, images).
+
+    The next usable sample is always looked for before one is given: so what was refused behind the last of a stream is
+    known before the last row is made.
+
+    Args:
+        source: gives samples, and a `DataError` for a row that is none.
+        encoder: makes tokens of them.
+        budget: what a row holds.
+        start: where to go on.
+        strict: raise the first bad sample's error instead of counting it.
+        max_failures: raise when so many samples are bad, one after the other.
+
+    Raises:
+        ValueError: from `next`, as all of these: no sample fits a row, or the stream isn't that of the state.
+        RuntimeError: too many bad samples, one after the other.
+        DataError: in strict mode, for the first bad sample.
+        OSError: a file that exists could not be read, three times over.
+    """
+
+    def __init__(
+        self, source: Iterable[Item], encoder: Encoder, budget: Budget, start: Snapshot, strict: bool, max_failures: int
+    ) -> None:
+        self._source = source
+        self._name = name_of(source)
+        self._encoder = encoder
+        self._budget = budget
+        self._start = start
+        self._strict = strict
+        self._max_failures = max_failures
+        self._waiting: dict[int, _Waiting] = {}  # by number, the oldest first
+        self._refused: dict[int, Reason] = {}
+        self._counts: Counter[str] = Counter()
+        self._marks: deque[Mapping[str, Any]] = deque([start.mark] if start.mark is not None else [])
+        self._read = start.read
+        self._num_bad = 0  # since the last that could be encoded
+        self._num_barren = 0  # since the last that fits a row
+        self._usable = self._give()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[int, int, int]:
+        return next(self._usable)
+
+    def take(self, numbers: Iterable[int]) -> Taken:
+        """These samples, for a row; and all that was refused since the row before."""
+        samples, refused, self._refused = [], self._refused, {}
+        for number in numbers:
+            found = self._waiting.pop(number).found
+            if isinstance(found, Arrived):
+                samples.append(found)
+            else:
+                refused[number] = found
+        return Taken(tuple(samples), refused)
+
+    def snapshot(self) -> Snapshot:
+        """Where the pass stands, for a new one to go on."""
+        before, entries = 0, []
+        for number, (tokens, images, _) in self._waiting.items():
+            entries.append(f"{number - before:x}:{tokens:x}:{images:x}")
+            before = number
+        waiting = " ".join(entries)
+        needed = next(iter(self._waiting), self._read)
+        while len(self._marks) > 1 and self._marks[1]["number"] <= needed:
+            self._marks.popleft()
+        mark = self._marks[0] if self._marks and self._marks[0]["number"] <= needed else None
+        if mark is not None and len(waiting) + len(json.dumps(mark)) > _MOST_BYTES:
+            mark = None
+        return Snapshot(self._read, waiting, mark)
+
+    def _give(self) -> Iterator[tuple[int, int, int]]:
+        items = self._numbered()
+        self._restore(items)
+        held: Arrived | None = None
+        total = self._start.read
+        for number, item in items:
+            total = number + 1
+            one = self._judge(number, item)
+            if one is None:
+                continue
+            if held is not None:
+                self._read = number
+                yield self._keep(held)
+            held = one
+        if held is not None:
+            self._read = total
+            yield self._keep(held)
+        elif not self._start.read:
+            raise ValueError(
+                f"none of the {total} samples of {self._name} fits a row of {self._budget}: {dict(self._counts)}"
+            )
+
+    def _numbered(self) -> Iterator[tuple[int, Item]]:
+        """What comes, from the mark on."""
+        if not isinstance(self._source, MarkedSource):
+            yield from enumerate(self._source)
+            return
+        items = self._source.start_pass(self._start.mark)
+        for number, item in enumerate(items, items.number):
+            if (number + 1) % _MARK_EVERY == 0 and (mark := items.mark()) is not None:
+                self._marks.append(mark)
+            yield number, item
+
+    def _restore(self, items: Iterator[tuple[int, Item]]) -> None:
+        """Reads again what waited when the state was saved, and leaves the rest of what had been read."""
+        sizes = {number: size for number, *size in self._start.sizes()}
+        if self._start.read == (self._start.mark or {"number": 0})["number"]:
+            return
+        for number, item in items:
+            if number in sizes:
+                tokens, images = sizes[number]
+                self._waiting[number] = _Waiting(tokens, images, self._again(number, item, tokens, images))
+            if number + 1 == self._start.read:
+                return
+        raise ValueError(
+            f"{self._name} ended before sample {self._start.read}, up to which it had been read when the state was "
+            "saved: give the same stream, in the same order"
+        )
+
+    def _again(self, number: int, item: Item, tokens: int, images: int) -> Arrived | Reason:
+        try:
+            one = self._encode(number, item)
+        except DataError as error:  # it leaves its row, as one that fails when the row is built
+            if self._strict:
+                raise
+            return error.reason
+        if (one.size.tokens, one.size.images) != (tokens, images):
+            raise ValueError(
+                f"sample {number} of {self._name} has {one.size.tokens} tokens and {one.size.images} images, and had "
+                f"{tokens} and {images} when the state was saved: give the same stream, in the same order"
+            )
+        return one
+
+    def _judge(self, number: int, item: Item) -> Arrived | None:
+        """The sample, or None where it is refused."""
+        self._num_barren += 1
+        try:
+            one = self._encode(number, item)
+        except DataError as error:
+            if self._strict:
+                raise
+            self._num_bad += 1
+            self._refuse(number, error)
+            return None
+        self._num_bad = 0
+        tokens, images = one.size.tokens, one.size.images
+        if (reason := self._budget.refusal(tokens, images)) is not None:
+            message = f"{tokens} tokens and {images} images fit no row of {self._budget}"
+            self._refuse(number, DataError(reason, message, source=one.sample.source, id=one.sample.id))
+            return None
+        self._num_barren = 0
+        return one
+
+    def _refuse(self, number: int, error: DataError) -> None:
+        self._refused[number] = error.reason
+        self._counts[str(error.reason)] += 1
+        if self._counts[str(error.reason)] == 1:
+            _log.warning("skipped, and so are all others of this kind: %s", error)
+        if self._num_bad >= self._max_failures:
+            raise RuntimeError(
+                f"the last {self._num_bad} samples that came are bad ({dict(self._counts)}): the data can't be read "
+                "any more. Mend it and resume; `max_failures` sets the limit"
+            )
+        if self._num_barren >= BARREN:
+            raise ValueError(
+                f"none of the last {self._num_barren} samples that came fits a row of {self._budget} "
+                f"({dict(self._counts)}): give a larger budget, or leave them out of the stream"
+            )
+
+    def _encode(self, number: int, item: Item) -> Arrived:
+        if isinstance(item, DataError):
+            raise item
+        if not isinstance(item, Sample):
+            raise ValueError(
+                f"{self._name} gave {shorten(item)}, wanted a Sample: make one of a row with mmdp.rows.parse_row"
+            )
+        encoded = with_patience(lambda _: self._encoder.encode(item), number, name=self._name)
+        return Arrived(number, item, encoded, encoded.size)
+
+    def _keep(self, one: Arrived) -> tuple[int, int, int]:
+        self._waiting[one.number] = _Waiting(one.size.tokens, one.size.images, one)
+        return one.number, one.size.tokens, one.size.images
+
+
+def name_of(source: object) -> str:
+    """What a person calls it."""
+    return str(getattr(source, "name", "the stream"))
