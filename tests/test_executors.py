@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import work
+from processes import children, still_running
 
 from mmdp import in_order
 from mmdp.executors import Executor, Inline, Processes, Threads, WorkerDied, WorkerError, executor
@@ -53,20 +54,6 @@ def started(executor: Executor, function, items, **limits):
 
 def worker_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "mmdp-worker"]
-
-
-def children(pid: int | None = None) -> set[psutil.Process]:
-    return set(psutil.Process(pid).children(recursive=True))
-
-
-def still_running(processes: set[psutil.Process]) -> list[psutil.Process]:
-    """Those that have not ended in time."""
-    end = time.monotonic() + SECONDS
-    left = list(processes)
-    while left and time.monotonic() < end:
-        left = [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-        time.sleep(0.05)
-    return left
 
 
 # Law 7: same results, same order
@@ -744,7 +731,7 @@ def test_processes_live_for_a_run_or_for_a_block():
     with pool:
         together = [set(pool.run(work.process_id, range(2), depth=2)) for _ in range(2)]
         assert together[0] == together[1]
-    assert [] == still_running({psutil.Process(pid) for pid in together[0] if psutil.pid_exists(pid)})
+    assert [] == still_running(together[0])
 
 
 def test_executors_pickle_without_their_workers(with_workers):

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import ClassVar
 
-import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -20,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from processes import children, still_running
 from runs import Parts, Road, digest, forkserver, make_parts, rows_of, train, trained
 
 from mmdp.executors import Processes
@@ -316,16 +316,6 @@ def _fields(plan):
 # Real restarts
 
 
-def alive(pids) -> list[int]:
-    """Those that have not ended in time."""
-    end = time.monotonic() + 10
-    left = list(pids)
-    while left and time.monotonic() < end:
-        left = [pid for pid in left if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
-        time.sleep(0.05)
-    return left
-
-
 LIVES = {
     "threads": [Road("threads", 2), Road("threads", 1), Road("inline")],
     "processes": [Road(Processes(2, "fork")), Road(Processes(1, "fork"))],
@@ -351,12 +341,12 @@ def test_a_trainer_that_is_killed_goes_on_in_a_new_process(parts, wanted, tmp_pa
         while child.is_alive() and len(trained(out)) < before + 3:  # a life that does nothing would never end the test
             time.sleep(0.005)
         time.sleep(chance.uniform(0, 0.1))
-        family = psutil.Process(child.pid).children(recursive=True) if child.is_alive() else []
+        family = children(child.pid)
         workers += len(family)
         child.kill()
         child.join()
         kills.append(len(trained(out)))
-        assert name == "DataLoader" or [] == alive([one.pid for one in family]), "orphans"
+        assert name == "DataLoader" or [] == still_running(family), "orphans"
     assert expected == [entry["batch"] for entry in trained(out)]
     assert len([count for count in kills if count < len(expected)]) >= 3, "the case did not arise: no kill in midway"
     assert name == "threads" or workers > 0
