@@ -136,7 +136,7 @@ class ImageRef:
 
     Attributes:
         name: the name the row gives, relative to `root`; only a label where `data` is given.
-        root: the folder (or, from part 4 on, the URI prefix) that the name may not leave.
+        root: the folder, or the URI of one in a store, that the name may not leave.
         data: the file's own bytes, where the row carries them (Parquet, the Hub).
     """
 
@@ -189,12 +189,16 @@ class ImageLayout:
         vision: patches or tiles of the vision tower.
         height: pixels after resize.
         width: pixels after resize.
+        original_height: pixels before it; 0 where no model asks for them (only LLaVA-OneVision does).
+        original_width: likewise.
     """
 
     tokens: int
     vision: int
     height: int
     width: int
+    original_height: int = field(default=0, repr=False)
+    original_width: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +285,7 @@ class Row:
         skipped: samples that were meant for this row and failed while it was built, with their reason.
         after: (epoch, row of the plan) where the next step starts; None for a row that belongs to no step.
         step_label_tokens: label tokens of its step over all ranks, as measured; None likewise.
+        layouts: what was promised of each image; empty where that is not known.
     """
 
     ids: np.ndarray
@@ -293,6 +298,7 @@ class Row:
     skipped: Mapping[int, Reason] = field(default_factory=dict)
     after: tuple[int, int] | None = None
     step_label_tokens: int | None = None
+    layouts: tuple[ImageLayout, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -309,6 +315,8 @@ class ImageBuffer:
         widths: (N,) int64.
         rows: (N,) int64, the batch row of each image.
         samples: (N,) int64, the sample index of each image.
+        segments: (N,) int64, the segment of its row that each image belongs to; None in a buffer made by hand.
+        originals: (N, 2) int64, height and width before the resize; 0 where no model asks for them. None likewise.
     """
 
     pixels: torch.Tensor
@@ -317,6 +325,8 @@ class ImageBuffer:
     widths: torch.Tensor
     rows: torch.Tensor
     samples: torch.Tensor
+    segments: torch.Tensor | None = None
+    originals: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.heights)
@@ -353,6 +363,8 @@ class Batch:
         filler_rows: all-padding rows that complete the last step of an epoch.
         step_label_tokens: label tokens of the whole step over all ranks, as measured; None outside of a step.
         state: the loader's state after this batch; None outside of a step.
+        host: `input_ids` and `segments` as they were before `to` moved them, so that what is derived from them never
+            waits for the device; None in a batch that was not moved.
     """
 
     input_ids: torch.Tensor
@@ -366,6 +378,7 @@ class Batch:
     filler_rows: int = 0
     step_label_tokens: int | None = None
     state: Mapping[str, Any] | None = None
+    host: tuple[torch.Tensor, torch.Tensor] | None = field(default=None, repr=False)
 
     @property
     def num_tokens(self) -> int:
@@ -377,11 +390,41 @@ class Batch:
         """Padding tokens, those of filler rows aside."""
         return (len(self.samples) - self.filler_rows) * self.segments.shape[1] - self.num_tokens
 
+    def on_host(self) -> tuple[np.ndarray, np.ndarray]:
+        """(B, L) int64 ids and (B, L) int32 segments; a device that the batch was moved to is not waited for."""
+        ids, segments = self.host or (self.input_ids, self.segments)
+        return ids.cpu().numpy(), segments.cpu().numpy()
+
+    @property
+    def cu_seqlens(self) -> np.ndarray:
+        """(n + 1,) int32: where each segment of the flattened batch starts, and its end. A tail is one of its own."""
+        segments = self.on_host()[1]
+        starts = np.ones(segments.shape, dtype=bool)
+        starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        return np.append(np.flatnonzero(starts), segments.size).astype(np.int32)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest segment, tails among them; at most L."""
+        return int(np.diff(self.cu_seqlens).max(initial=0))
+
+    def shifted_labels(self) -> torch.Tensor:
+        """(B, L) int64: at each token the label of the next, for models that do not shift; -100 at the end of a row.
+
+        The first label of a segment is -100, so that no target comes from the next sample.
+        """
+        shifted = self.labels.roll(-1, dims=1)
+        shifted[:, -1] = IGNORE
+        return shifted
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The same batch with its tensors on the device."""
+        input_ids = self.input_ids.to(device, non_blocking=non_blocking)
+        host = (self.input_ids, self.segments) if self.input_ids.device.type == "cpu" else self.host
         return replace(
             self,
-            input_ids=self.input_ids.to(device, non_blocking=non_blocking),
+            host=None if input_ids.device.type == "cpu" else host,
+            input_ids=input_ids,
             labels=self.labels.to(device, non_blocking=non_blocking),
             position_ids=self.position_ids.to(device, non_blocking=non_blocking),
             segments=self.segments.to(device, non_blocking=non_blocking),

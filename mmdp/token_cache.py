@@ -6,7 +6,7 @@ Leaves out: what is measured, and in which order (`sizes.py`).
 | file | holds |
 |---|---|
 | `ids.i32`, `labels.i32` | token ids and labels of all samples, back to back, int32 |
-| `layouts.i32` | tokens, vision, height, width of all images, back to back, int32 |
+| `layouts.i32` | tokens, vision, height, width, original height and width of all images, back to back, int32 |
 | `records.bin` | one fixed record a sample: its index, where its data starts, its size, or the reason it is refused |
 | `refusals.jsonl` | the message of each refusal, for people |
 
@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import time
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from mmdp.file_lock import locked
 from mmdp.records import DataError, Encoded, ImageLayout, Reason
 
 _RECORD = np.dtype(
@@ -43,8 +42,11 @@ _RECORD = np.dtype(
     ]
 )
 _REASONS = tuple(Reason)
-FORMAT = f"2 {' '.join(_REASONS)}"
+FORMAT = f"3 {' '.join(_REASONS)}"
 """Belongs into the name of a cache's folder: a record is read by these numbers alone."""
+
+_LAYOUT = len(fields(ImageLayout))
+"""Numbers of one image in `layouts.i32`: the fields of its layout, in their order."""
 
 _FILES = ("ids.i32", "labels.i32", "layouts.i32", "records.bin", "refusals.jsonl")
 
@@ -75,7 +77,7 @@ class TokenCache:
         self._labels = _mapped(self.folder / "labels.i32", np.dtype("<i4"))
         self._layouts = _mapped(self.folder / "layouts.i32", np.dtype("<i4"))
         whole = self.records["token_start"] + self.records["tokens"] <= min(len(self._ids), len(self._labels))
-        whole &= self.records["layout_start"] + 4 * self.records["images"] <= len(self._layouts)
+        whole &= self.records["layout_start"] + _LAYOUT * self.records["images"] <= len(self._layouts)
         whole &= (self.records["reason"] >= 0) & (self.records["reason"] <= len(_REASONS))
         whole &= (self.records["tokens"] > 0) == (self.records["reason"] == 0)
         for name in ("index", "token_start", "layout_start", "images"):
@@ -94,14 +96,14 @@ class TokenCache:
         if record["reason"]:
             raise DataError(_REASONS[record["reason"] - 1], "refused when it was measured")
         tokens = slice(record["token_start"], record["token_start"] + record["tokens"])
-        layouts = self._layouts[record["layout_start"] : record["layout_start"] + 4 * record["images"]]
+        layouts = self._layouts[record["layout_start"] : record["layout_start"] + _LAYOUT * record["images"]]
         ids, labels = self._ids[tokens], self._labels[tokens]
         if record["checksum"] != _checksum(record.tobytes(), ids, labels, layouts):
             raise RuntimeError(f"the token cache in {self.folder} is damaged: delete this folder and measure again")
         return Encoded(
             ids=ids,
             labels=labels,
-            layouts=tuple(ImageLayout(*map(int, layout)) for layout in layouts.reshape(-1, 4)),
+            layouts=tuple(ImageLayout(*map(int, layout)) for layout in layouts.reshape(-1, _LAYOUT)),
         )
 
     def is_refusal(self, position: int) -> bool:
@@ -127,12 +129,12 @@ class TokenCache:
     @contextlib.contextmanager
     def writer(self) -> Iterator[Writer]:
         """Adds samples, one process at a time; another one waits, and says for what."""
-        with _locked(self.folder / "lock"):
+        with locked(self.folder / "lock", "measuring into"):
             self.reload()  # another process may have measured meanwhile
             ends = (
                 int((self.records["token_start"] + self.records["tokens"]).max(initial=0)) * 4,
                 int((self.records["token_start"] + self.records["tokens"]).max(initial=0)) * 4,
-                int((self.records["layout_start"] + 4 * self.records["images"]).max(initial=0)) * 4,
+                int((self.records["layout_start"] + _LAYOUT * self.records["images"]).max(initial=0)) * 4,
                 len(self.records) * _RECORD.itemsize,
             )
             with contextlib.ExitStack() as stack:
@@ -166,13 +168,13 @@ class Writer:
             size = one.size
             numbers = (size.tokens, size.images, size.vision, size.label_tokens)
             entries[place] = (index, self._token_end, self._layout_end, *numbers, 0, 0)
-            flat = np.array([(at.tokens, at.vision, at.height, at.width) for at in one.layouts], dtype="<i4")
+            flat = np.array([astuple(layout) for layout in one.layouts], dtype="<i4")
             data = [np.ascontiguousarray(part, dtype="<i4") for part in (one.ids, one.labels, flat)]
             for file, part in zip((ids, labels, layouts), data, strict=True):
                 file.write(part.tobytes())
             entries["checksum"][place] = _checksum(entries[place].tobytes(), *data)
             self._token_end += size.tokens
-            self._layout_end += 4 * size.images
+            self._layout_end += _LAYOUT * size.images
         refusals.write("".join(lines).encode())
         for file in (ids, labels, layouts, refusals):
             file.flush()
@@ -193,27 +195,3 @@ def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
     if not count:
         return np.empty(0, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds an advisory lock; it goes with the process, however that ends. No lock where the system has no `fcntl`."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two processes must not measure the same data at once there
-        yield
-        return
-    with path.open("w") as file:
-        waited = 0
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if waited == 5:  # seconds
-                    warnings.warn(f"another process is measuring into {path.parent}; waiting for it", stacklevel=4)
-                time.sleep(1)
-                waited += 1
-        file.write(str(os.getpid()))
-        file.flush()
-        yield

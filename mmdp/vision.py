@@ -237,7 +237,9 @@ class LlavaOnevision:
     name: str
     grid: int  # tiles a side at most; `image_grid_pinpoints` holds every canvas up to grid x grid
     anyres_max: int  # tiles; `vision_aspect_ratio="anyres_max_9"`
-    options: ClassVar[tuple[str, ...]] = ("grid", "anyres_max")
+    tile: int = 384  # pixels; with patch that of SigLIP so400m-patch14-384, the released vision tower
+    patch: int = 14  # pixels
+    options: ClassVar[tuple[str, ...]] = ("grid", "anyres_max", "tile", "patch")
     image_token: ClassVar[str] = "<image>"  # noqa: S105  (not a password)
     placeholder: ClassVar[str] = "<image>"
     marks: ClassVar[tuple[str, ...]] = ("<image>",)
@@ -246,27 +248,32 @@ class LlavaOnevision:
     draft: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _at_least(self, grid=1, anyres_max=1)
+        _at_least(self, grid=1, anyres_max=1, patch=1, tile=self.patch)
+
+    @property
+    def side(self) -> int:
+        """Features a side of a tile."""
+        return self.tile // self.patch
 
     def layout(self, width: int, height: int, num_images: int = 1) -> ImageLayout:
         """The canvas, and the features of it that see the picture."""
         _check_size(width, height, num_images)
         rows, columns = self._canvas(width, height) if num_images == 1 else (1, 1)
-        tall, wide = rows * _LLAVA_TILE, columns * _LLAVA_TILE
+        tall, wide = rows * self.tile, columns * self.tile
         if wide / width < tall / height:
             tall = min(math.ceil(height * (wide / width)), tall)
         else:
             wide = min(math.ceil(width * (tall / height)), wide)
         if num_images > 1:
-            return ImageLayout(_LLAVA_FEATURES**2 + 1, 1, tall, wide)  # the tile and one newline
-        lines, features = self._features(width, height, rows * _LLAVA_FEATURES, columns * _LLAVA_FEATURES)
-        return ImageLayout(_LLAVA_FEATURES**2 + lines * (features + 1), 1 + rows * columns, tall, wide)
+            return ImageLayout(self.side**2 + 1, 1, tall, wide, height, width)  # the tile and one newline
+        lines, features = self._features(width, height, rows * self.side, columns * self.side)
+        return ImageLayout(self.side**2 + lines * (features + 1), 1 + rows * columns, tall, wide, height, width)
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of the canvas that keeps most of the image, and of those the one that wastes least."""
 
         def worth(shape: tuple[int, int]) -> tuple[int, int]:
-            tall, wide = shape[0] * _LLAVA_TILE, shape[1] * _LLAVA_TILE
+            tall, wide = shape[0] * self.tile, shape[1] * self.tile
             scale = min(wide / width, tall / height)
             kept = min(int(width * scale) * int(height * scale), width * height)
             return kept, kept - tall * wide
@@ -280,7 +287,7 @@ class LlavaOnevision:
             lines -= (lines - int(round(height * (columns / width), 7))) // 2 * 2
         else:
             columns -= (columns - int(round(width * (lines / height), 7))) // 2 * 2
-        ratio = math.sqrt(lines * columns / (self.anyres_max * _LLAVA_FEATURES**2))
+        ratio = math.sqrt(lines * columns / (self.anyres_max * self.side**2))
         if ratio > 1.1:  # the model leaves up to a tenth too many alone
             return int(lines // ratio), int(columns // ratio)
         return lines, columns
@@ -293,8 +300,6 @@ class LlavaOnevision:
 VisionFamily: TypeAlias = Square | QwenVL | Idefics3 | LlavaOnevision
 
 _LARGEST_EDGE = 4096  # pixels; Idefics3 and SmolVLM cap whatever `longest_edge` asks for
-_LLAVA_TILE = 384  # pixels; SigLIP so400m-patch14-384, the vision tower of the released LLaVA-OneVision
-_LLAVA_FEATURES = 27  # features a side of a tile: 384 // 14
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:

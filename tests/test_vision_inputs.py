@@ -1,0 +1,182 @@
+"""Laws of vision_inputs.py: pixels are those of the released image processors, which are built from code here."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny_models as tiny
+import torch
+import transformers as hf
+from PIL import Image
+
+import mmdp
+from mmdp.adapters import adapt
+from mmdp.families import MROPE
+from mmdp.records import Encoded, ImageLayout
+from mmdp.resampling import resize
+from mmdp.vision import vision_family
+from mmdp.vision_inputs import NORMAL, num_image_tokens, vision_inputs
+
+VISION = list(tiny.SPECS)
+ROWS = [[0, 1, 2], [3, 4]]  # samples of 1, 0, 2, 1, 0 images
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """On busy cores torch's threads wait for each other, and these images are small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def processor(family, side):
+    """The released image processor for images that already have the layout's size."""
+    if family in MROPE:
+        size = {"shortest_edge": 28 * 28, "longest_edge": 10**6}
+        mean, deviation = NORMAL[family]
+        own = {"patch_size": 16, "image_mean": mean, "image_std": deviation} if family == "qwen3_vl" else {}
+        return hf.Qwen2VLImageProcessor(size=size, **own)
+    if family in ("smolvlm", "idefics3"):
+        kind = hf.SmolVLMImageProcessor if family == "smolvlm" else hf.Idefics3ImageProcessor
+        return kind(size={"longest_edge": 4 * side}, max_image_size={"longest_edge": side})
+    if family == "llava_onevision":
+        points = [[a * side, b * side] for a in range(1, 4) for b in range(1, 4)]
+        return hf.LlavaOnevisionImageProcessor(size={"height": side, "width": side}, image_grid_pinpoints=points)
+    return hf.Gemma3ImageProcessor(size={"height": side, "width": side})
+
+
+SIDE = 56
+LARGER = {
+    "smolvlm": f"smolvlm:longest_edge={4 * SIDE},tile={SIDE},image_seq_len=49",
+    "idefics3": f"idefics3:longest_edge={4 * SIDE},tile={SIDE},image_seq_len=49",
+    "llava_onevision": f"llava_onevision:grid=3,anyres_max=9,tile={SIDE},patch=8",
+    "qwen2_vl": "qwen2_vl:min_pixels=784,max_pixels=50176",
+    "qwen2_5_vl": "qwen2_5_vl:min_pixels=784,max_pixels=50176",
+    "qwen3_vl": "qwen3_vl:min_pixels=1024,max_pixels=50176",
+    "gemma3": f"gemma3:side={SIDE},tokens=49",
+}
+
+
+def noise(layouts):
+    """Pixels of these sizes with smooth shapes, sharp edges and black and white in them."""
+    draw = np.random.default_rng(1)
+    for layout in layouts:
+        image = draw.integers(0, 256, (3, layout.height, layout.width), dtype=np.uint8)
+        image[:, : layout.height // 2] = np.linspace(0, 255, layout.width).astype(np.uint8)
+        image[:, :, : layout.width // 3] = 0 if layout.height % 3 else 255
+        yield image
+
+
+def pictures(family, sizes_of_samples):
+    """Samples with images of these original sizes, in two rows: the buffer, and the arrays of each sample."""
+    rules = vision_family(LARGER[family])
+    rows, arrays = [], []
+    for sizes in sizes_of_samples:
+        layouts = tuple(rules.layout(*size, num_images=len(sizes)) for size in sizes)
+        images = list(noise(layouts))
+        ids = np.ones(3, dtype=np.int32)
+        arrays.append(images)
+        rows.append((Encoded(ids, ids, layouts), images))
+    first, second = rows[:2], rows[2:]
+    made = [mmdp.join(*zip(*part, strict=True), range(len(part))) for part in (first, second)]
+    return mmdp.batch(made, pad_id=0).images, arrays
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_pixels_are_those_of_the_released_processor(family):
+    """Fed with images that have the layout's size already; only tiles made by resizing may differ, by two levels."""
+    samples = [[(64, 40)], [(30, 90), (200, 199)], [(300, 100)], [(10, 10), (57, 55), (90, 20)]]
+    images, arrays = pictures(family, samples)
+    config = tiny.make_config(family)
+    if family not in MROPE:
+        config.vision_config.image_size = SIDE
+        config.image_grid_pinpoints = [[a * SIDE, b * SIDE] for a in range(1, 4) for b in range(1, 4)]
+    made = vision_inputs(images, config, num_rows=2, dtype=torch.float32)
+    tensors = [[torch.from_numpy(image) for image in group] for group in arrays]
+    ordered = [image for group in tensors for image in group]
+    nested = family in ("smolvlm", "idefics3", "llava_onevision")
+    grouped = tensors if family == "llava_onevision" else [tensors[0] + tensors[1], tensors[2] + tensors[3]]
+    theirs = processor(family, SIDE)(grouped if nested else ordered, return_tensors="pt")
+    assert set(theirs) - {"num_crops"} == set(made)
+    assert made["pixel_values"].shape == theirs["pixel_values"].shape
+    levels = (made["pixel_values"] - theirs["pixel_values"]).abs() * 255 * min(NORMAL[family][1])
+    resized = family in ("smolvlm", "idefics3", "llava_onevision")  # rounded twice, to whole levels
+    assert float(levels.max()) < (2.01 if resized else 1e-3)
+    assert float((levels > 1.01).float().mean()) < 1e-4
+    assert float((levels > 1e-3).float().mean()) < 0.01
+    if family in MROPE:
+        assert torch.equal(theirs["image_grid_thw"], made["image_grid_thw"])
+    if family in ("smolvlm", "idefics3"):
+        assert torch.equal(theirs["pixel_attention_mask"].bool(), made["pixel_attention_mask"])
+        assert bool((made["pixel_values"][0, -1] == 0).all()) or bool((made["pixel_values"][1, -1] == 0).all())
+    if family == "llava_onevision":
+        assert [1, 2, 1, 3] == made["batch_num_images"].tolist() == theirs["batch_num_images"].tolist()
+        originals = [[height, width] for group in samples for width, height in group]
+        assert originals == made["image_sizes"].tolist()
+
+
+@pytest.mark.parametrize("filter", ["bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(16, 16), (200, 31), (37, 90)])
+def test_resizing_is_that_of_pillow_within_a_level(filter, size):
+    """Up and down, both filters; nearly all pixels are exactly the same."""
+    image = next(noise([ImageLayout(tokens=1, vision=1, height=64, width=90)]))
+    theirs = Image.fromarray(image.transpose(1, 2, 0)).resize(size[::-1], getattr(Image.Resampling, filter.upper()))
+    ours = resize(torch.from_numpy(image), *size, filter=filter).permute(1, 2, 0).numpy()
+    apart = np.abs(ours.astype(int) - np.asarray(theirs).astype(int))
+    assert apart.max() <= 1
+    assert (apart > 0).mean() < 0.02
+    assert ours.std() > 20
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_placeholders_counted_from_sizes_are_those_of_the_rules(family):
+    """`num_image_tokens` reads a batch, `vision.py` a data set: both must say the same for any model."""
+    rules, config = vision_family(LARGER[family]), tiny.make_config(family)
+    samples = [[(64, 40)], [(30, 90), (200, 199)], [(300, 100)], [(10, 10), (57, 55), (90, 20)]]
+    if family not in MROPE:
+        config.vision_config.image_size = SIDE
+        config.vision_config.patch_size = 8 if family == "llava_onevision" else 4
+        config.image_grid_pinpoints = [[a * SIDE, b * SIDE] for a in range(1, 4) for b in range(1, 4)]
+        config.vision_aspect_ratio, config.mm_tokens_per_image = "anyres_max_9", 49
+    layouts = [rules.layout(*size, num_images=len(sizes)) for sizes in samples for size in sizes]
+    texts = [rules.text(layout).count(rules.image_token) for layout in layouts]
+    assert texts == num_image_tokens(pictures(family, samples)[0], config).tolist()
+
+
+def test_mean_and_deviation_can_come_from_a_processor():
+    batch = tiny.packed("gemma3", ROWS)
+    own = hf.Gemma3ImageProcessor(image_mean=[0.0] * 3, image_std=[1.0] * 3)
+    pixels = adapt(batch, tiny.make_model("gemma3"), image_processor=own)["pixel_values"]
+    assert torch.equal(batch.images.pixels.view(-1, 3, 28, 28) / 255, pixels.float())
+    assert not torch.equal(pixels, adapt(batch, tiny.make_model("gemma3"))["pixel_values"])
+
+
+def test_pixels_come_in_the_models_dtype():
+    for dtype in (torch.float32, torch.bfloat16):
+        net = tiny.make_model("smolvlm", dtype=dtype)
+        assert dtype == adapt(tiny.packed("smolvlm", ROWS), net)["pixel_values"].dtype
+
+
+def test_original_sizes_come_through_the_token_cache(tmp_path, monkeypatch):
+    """LLaVA-OneVision counts features from the size before the resize: a batch has it, measured or not."""
+    monkeypatch.setenv("MMDP_CACHE", str(tmp_path))
+    source = mmdp.open_source(tiny.folder_of((1, 0, 2, 1, 0, 1)) / "rows.jsonl")
+    encoder = tiny.encoder("llava_onevision")
+    sizes = mmdp.measure(source, encoder)
+    measured = mmdp.batch([mmdp.RowBuilder(source, encoder, sizes)([0, 1, 2])], pad_id=0)
+    assert [[40, 64], [90, 30], [80, 80]] == measured.images.originals.tolist()
+    assert [1, 3, 3] == measured.images.segments.tolist()
+    again = mmdp.batch([mmdp.RowBuilder(source, encoder)([0, 1, 2])], pad_id=0)
+    assert torch.equal(again.images.originals, measured.images.originals)
+
+
+def test_llava_needs_the_original_sizes():
+    batch = tiny.packed("llava_onevision", ROWS)
+    lost = replace(batch, images=replace(batch.images, originals=torch.zeros_like(batch.images.originals)))
+    with pytest.raises(ValueError, match="needs each image's size before it was resized"):
+        adapt(lost, tiny.make_config("llava_onevision"), "sdpa")
+    config = tiny.make_config("llava_onevision")
+    config.image_grid_pinpoints = [[16, 16], [16, 32]]
+    with pytest.raises(ValueError, match="only all canvases up to a grid of tiles"):
+        adapt(batch, config, "sdpa")
