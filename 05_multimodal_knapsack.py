@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,9 @@ from mmdp import knapsack
 from mmdp.cli import parse_flags, report, show
 from mmdp.metrics import Tally
 from mmdp.plots import drawn_rows, fill_curves, row_map
+from mmdp.replay import perfect
+from mmdp.tiny_model import tiny_vlm
+from mmdp.wait_meter import WaitMeter
 
 config = parse_flags(
     "batch_size",
@@ -28,6 +32,8 @@ config = parse_flags(
     "max_images",
     "executor",
     "num_workers",
+    "train",
+    "perfect",
     stage="05: packed rows with a token and an image budget, built in parallel",
 )
 
@@ -91,7 +97,6 @@ first = next(batches)
 warm = time.perf_counter() - start
 for _ in batches:
     pass
-loader.close()
 
 # %% [markdown]
 # A cold start, with nothing measured: the plan asks for sizes as it goes, so the first batch waits for a few hundred.
@@ -127,6 +132,61 @@ shares["05 packed"] = (tally.padding_share, tally.samples)
 for stage, (share, samples) in shares.items():
     print(f"{stage:>14}: padding {share:5.1%}, {samples:,} samples delivered")
 
+# %% [markdown]
+# ## 05c New: fed to the device, and trained on
+#
+# `feed` keeps one batch ready on the device while the model trains on the one before. `adapt`, inside `loss`, gives the
+# model what keeps the samples of a row apart; for most models that is positions that restart, no mask, and no cache.
+# `WaitMeter` measures how long the loop is blocked on the next batch. The model is of the family that `--vision` names
+# (SmolVLM for `fixed:N`), but tiny and fresh: its loss starts near ln(vocabulary), a blind guess, and falls.
+
+# %%
+training, model = {}, None
+if config.train:
+    try:
+        model = tiny_vlm(encoder, seed=config.seed or 0)
+    except ValueError as error:
+        print(f"    no training: {error}")
+
+# %%
+if model is not None:
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    optimizer = torch.optim.AdamW(model.to(device).parameters(), lr=3e-3)
+    feed = mmdp.feed(perfect(loader) if config.perfect else loader, device)
+    meter = WaitMeter(device)
+    epochs = (batch for _ in count() for batch in feed)
+    losses, samples = [], []
+    for batch in islice(meter.over(epochs), config.train):
+        loss = mmdp.loss(model, batch, labelled_only=True)  # logits of a large vocabulary would fill the memory
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        samples.append(sum(map(len, batch.samples)))
+        if len(losses) % -(-config.train // 10) == 0 or len(losses) == 1:
+            print(f"    step {len(losses):3d} | loss {losses[-1]:.3f} | {batch.label_tokens:,} label tokens")
+    epochs.close()
+    training = {"losses": losses, **meter.as_dict(), "perfect": config.perfect, "device": device.type}
+    if meter.wait_ratio is not None:
+        pace = sum(samples[1:]) / (training["wait_seconds"] + training["train_seconds"])
+        training["trained_samples_per_second"] = pace
+        fed = "the same batches over and over" if config.perfect else "the loader"
+        print(f"    wait ratio {meter.wait_ratio:.1%} on {device.type}, fed by {fed}; {pace:.1f} samples/s trained")
+
+# %% [markdown]
+# Do the samples of a row really not see each other? Each is run alone and in its row, by the inputs just trained with.
+# And a check that can't fail is worth nothing: so once more, with the mistake that is made most, a mask of ones.
+
+# %%
+row = next((row for row in plan.epoch(0) if len(row) > 1), None)
+if model is not None and row is not None:
+    packed = mmdp.batch([mmdp.RowBuilder(source, encoder, sizes)(row)], pad_id=encoder.pad_id)
+    isolation = mmdp.check_isolation(model, packed)
+    mistaken = mmdp.check_isolation(model, packed, layout="positions_and_mask")
+    print(f"{isolation}\n    with a mask of ones they would differ by up to {mistaken.error:.1g}")
+    training |= {"isolation_error": isolation.error, "mistaken_error": mistaken.error}
+loader.close()
+
 # %%
 say = f"first batch after {warm:.2f} s, cold {cold:.2f} s"
 report(
@@ -140,6 +200,7 @@ report(
     first_batch_seconds=warm,
     cold_first_batch_seconds=cold,
     padding_shares={stage: share for stage, (share, _) in shares.items()},
+    training=training,
 )
 
 # %% [markdown]
@@ -154,5 +215,6 @@ show(row_map(drawn_rows(first, encoder.image_id), length=budget.tokens, title=ti
 # %% [markdown]
 # ## What to see, and what comes next
 #
-# Rows are full to the brim, no sample was cut, and none was lost. Positions restart in each segment and `segments`
-# says who is who, so that samples in a row need not see each other. That models really honour it is not shown yet.
+# Rows are full to the brim, no sample was cut, and none was lost. Packed and alone, each sample has the same logits, so
+# the model learns from a row what it would learn from its samples. The wait ratio says whether the data keep up: on a
+# laptop the model is the slow part. On a GPU it is not, and images lie in an object store: that is stage 06.

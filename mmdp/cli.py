@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 COMMON = ("data", "tokenizer", "vision", "chat_template", "seed", "samples", "strict", "figures", "report")
 """Knobs that every stage has."""
 
+_SHORT = {"trainer": "train"}
+"""A second flag for a knob, where the stage has no knob of that name: `--train tiny`."""
+
 
 def in_notebook() -> bool:
     """Whether a Jupyter kernel runs this."""
@@ -67,7 +70,9 @@ def parse_flags(
     columns: list[tuple[str, Any, Any]] = []
     for column in fields(Config):
         if column.name in offered:
-            hint = getitem(Annotated, (hints[column.name], tyro.conf.arg(help=documented[column.name])))
+            short = [flag for knob, flag in _SHORT.items() if knob == column.name and flag not in offered]
+            flag = tyro.conf.arg(help=documented[column.name], aliases=[f"--{name}" for name in short])
+            hint = getitem(Annotated, (hints[column.name], flag))
             columns.append((column.name, hint, defaults.get(column.name, column.default)))
     flags: Any = make_dataclass("Flags", columns, frozen=True)
     given = tyro.cli(flags, args=args, description=stage)

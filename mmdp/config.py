@@ -6,9 +6,11 @@ Leaves out: reading flags, and anything that is not a number or a name.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 def cache_folder() -> Path:
@@ -26,7 +28,7 @@ class Config:
     """The knobs, each with its unit.
 
     Attributes:
-        data: what to read: `demo`, a `.jsonl` or `.parquet` file, or `hf:NAME/CONFIG`.
+        data: what to read: `demo`, a `.jsonl` or `.parquet` file, also `s3://...`, or `hf:NAME/CONFIG`.
         tokenizer: `demo`, a local folder, or a name on the Hub.
         vision: model family that says what an image costs: `fixed:64`, `qwen3_vl`, `smolvlm`, ...
         chat_template: instead of the tokenizer's own: `chatml`, or Jinja text.
@@ -42,6 +44,21 @@ class Config:
         executor: where rows are built: `inline`, `threads` or `processes`.
         num_workers: threads or processes that build rows; 0 for none in a DataLoader, and one a processor in a Loader.
         cache_dir: where the demo set, indices and token caches lie; None for `cache_folder()`.
+        max_fetches: files of a store that one process fetches at a time.
+        max_fetch_bytes: bytes of files that one process fetches at a time; a larger file is fetched alone.
+        connect_seconds: seconds to reach a store, for one try.
+        read_seconds: seconds without a byte after which a fetch is tried again.
+        fetch_seconds: seconds for one file, all tries together.
+        fetch_retries: tries after the first, where a store or the network fails; the waits between them grow.
+        http_hosts: web hosts that data may be read from, `host` or `host:port`; by default none.
+        train: steps of training a tiny vision-language model; 0 for none.
+        perfect: train on a few batches that are built once and replayed, to see the ceiling.
+        rung: how batches come about: `serial`, `concurrent`, `prefetch`, `references`, `spread`, `near`, or `all`.
+        steps: steps that each rung trains; 14 are one epoch of the demo set.
+        trainer: `simulated`, which is busy for `train_ms` and computes nothing, or `tiny`, a tiny real model.
+        train_ms: milliseconds of a simulated step. The default has the serial rung wait for 80 to 90 % of the time.
+        latency_ms: milliseconds from a request to its answer, in the median, of a local object store; 0 for none.
+        trace: write the spans of every process to this JSON file, for https://ui.perfetto.dev.
         figures: folder for pictures.
         report: write the stage's figures to this JSON file.
     """
@@ -62,11 +79,26 @@ class Config:
     executor: str = "threads"
     num_workers: int = 0
     cache_dir: Path | None = None
+    max_fetches: int = 64
+    max_fetch_bytes: int = 256 * 2**20
+    connect_seconds: float = 5.0
+    read_seconds: float = 15.0
+    fetch_seconds: float = 120.0
+    fetch_retries: int = 8
+    http_hosts: tuple[str, ...] = ()
+    train: int = 5
+    perfect: bool = False
+    rung: Literal["all", "serial", "concurrent", "prefetch", "references", "spread", "near"] = "all"
+    steps: int = 14
+    trainer: Literal["simulated", "tiny"] = "simulated"
+    train_ms: float = 400.0
+    latency_ms: float = 40.0
+    trace: Path | None = None
     figures: Path = Path("figures")
     report: Path | None = None
 
     def __post_init__(self) -> None:
-        at_least = {
+        at_least: dict[str, float] = {
             "samples": 1,
             "index": 0,
             "seed": 0,
@@ -76,8 +108,22 @@ class Config:
             "max_pixels": 1,
             "max_row_bytes": 1,
             "num_workers": 0,
+            "train": 0,
+            "steps": 5,
+            "train_ms": 0,
+            "latency_ms": 0,
+            "max_fetches": 1,
+            "max_fetch_bytes": 1,
+            "connect_seconds": 0.001,
+            "read_seconds": 0.001,
+            "fetch_seconds": 0.001,
+            "fetch_retries": 0,
         }
         for name, least in at_least.items():
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and not value >= least:
                 raise ValueError(f"{name} is {value}: it must be at least {least}")
+            if value == math.inf:
+                raise ValueError(f"{name} is {value}: it must be finite")
+        if not isinstance(self.http_hosts, tuple):
+            raise ValueError(f"http_hosts is {self.http_hosts!r}: it must be a tuple, such as ({self.http_hosts!r},)")

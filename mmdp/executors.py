@@ -1,7 +1,8 @@
 """Where a pure function runs: here, in threads, in processes. Same results, same order.
 
 Adds: the contract `Executor`; `Inline`, `Threads`, `Processes`; `executor`, which makes one by name.
-Leaves out: what runs (`batching.RowBuilder`), how a process is driven (`worker_process`), Ray (a later part).
+Leaves out: what runs (`batching.RowBuilder`), how a process is driven (`worker_process`), Ray actors (`ray_executor`,
+reached by name, so that nobody needs ray who doesn't use it).
 
     for row in Threads(4).run(build, rows, depth=16):
         ...
@@ -90,25 +91,32 @@ class Executor(Protocol):
     def __exit__(self, *exception: object) -> None: ...
 
 
-def executor(name: str, num_workers: int | None = None) -> Executor:
+def executor(name: str, num_workers: int | None = None, *, views: bool = False) -> Executor:
     """The executor of this name.
 
     Args:
-        name: "inline", "threads" or "processes".
-        num_workers: at least 1; by default one for each processor that this process may use. Inline has none.
+        name: "inline", "threads", "processes" or "ray".
+        num_workers: at least 1; by default one for each processor that this process may use, or for each CPU of the
+            cluster. Inline has none.
+        views: results are the caller's to read, never to write; only "ray" gains by it.
 
     Raises:
         ValueError: no such name, or no worker.
+        ImportError: "ray", and it is not installed.
     """
     if name == "inline":
         return Inline()
+    if name == "ray":
+        from mmdp.ray_executor import RayExecutor
+
+        return RayExecutor(num_workers, views=views)
     if num_workers is None:
         num_workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if name == "threads":
         return Threads(num_workers)
     if name == "processes":
         return Processes(num_workers)
-    raise ValueError(f"no executor is called {shorten(name)}: choose inline, threads or processes")
+    raise ValueError(f"no executor is called {shorten(name)}: choose inline, threads, processes or ray")
 
 
 class Inline:
@@ -128,7 +136,7 @@ class Inline:
         on_error: Callable[[Item, Exception], Result] | None = None,
     ) -> Generator[Result, None, None]:
         """As `Executor.run` says. One item is in flight at a time, so it never weighs too much."""
-        _check(depth, weight, max_weight, timeout)
+        check_run(depth, weight, max_weight, timeout)
         hands = _InThread(function)
         return (Task(position, item, outcome=hands(item)).hand_over(on_error) for position, item in enumerate(items))
 
@@ -167,7 +175,7 @@ class Threads:
         on_error: Callable[[Item, Exception], Result] | None = None,
     ) -> Generator[Result, None, None]:
         """As `Executor.run` says."""
-        _check(depth, weight, max_weight, timeout)
+        check_run(depth, weight, max_weight, timeout)
         crew = Crew([_InThread(function) for _ in range(self.num_workers)])
         self._crews.add(crew)
         return in_order(
@@ -222,7 +230,7 @@ class Processes:
         on_error: Callable[[Item, Exception], Result] | None = None,
     ) -> Generator[Result, None, None]:
         """As `Executor.run` says."""
-        _check(depth, weight, max_weight, timeout)
+        check_run(depth, weight, max_weight, timeout)
         crew = Crew(self._pool.hands(function, self.num_workers, timeout))
         self._crews.add(crew)
         return in_order(crew, items, depth=depth, weight=weight, max_weight=max_weight, timeout=None, on_error=on_error)
@@ -270,7 +278,8 @@ def _check_workers(num_workers: int) -> int:
     return num_workers
 
 
-def _check(depth: int, weight: Callable[[Any], float] | None, max_weight: float, timeout: float | None) -> None:
+def check_run(depth: int, weight: Callable[[Any], float] | None, max_weight: float, timeout: float | None) -> None:
+    """ValueError for limits of a run that let nothing through."""
     if depth < 1:
         raise ValueError(f"a depth of {depth} items lets nothing through: give at least 1")
     if weight is None and max_weight != math.inf:

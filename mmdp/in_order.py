@@ -38,6 +38,22 @@ class Hands(Protocol):
         """The thread ends."""
 
 
+class Workers(Protocol):
+    """Whoever works on the items of a run."""
+
+    def start(self) -> None:
+        """The run begins."""
+
+    def submit(self, task: Task) -> None:
+        """Takes an item, to be done after those before it."""
+
+    def wait(self, task: Task, timeout: float | None) -> None:
+        """Returns once the task is done; after `timeout` seconds of work it is done with a `TimeoutError`."""
+
+    def stop(self) -> None:
+        """The run ends, whatever is left. Called more than once."""
+
+
 @dataclass(slots=True, eq=False)
 class Task:
     """An item on its way.
@@ -84,7 +100,7 @@ def name_item(item: object) -> str:
 
 
 def in_order(
-    crew: Crew,
+    crew: Workers,
     items: Iterable[Any],
     *,
     depth: int,

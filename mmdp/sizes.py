@@ -12,6 +12,7 @@ import tempfile
 import threading
 import warnings
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 
 from mmdp.config import cache_folder
 from mmdp.encode import Encoder
+from mmdp.encode_blocks import encode_blocks
 from mmdp.progress import track
 from mmdp.records import Budget, DataError, Encoded, Reason
 from mmdp.sources import Source
@@ -180,7 +182,8 @@ class _Measuring:
 
     def add(self, missing: np.ndarray, cache: TokenCache) -> None:
         with cache.writer() as writer:
-            writer.add(_encode_block(self.source, self.encoder, missing, self.strict))
+            for results in encode_blocks(self.source, self.encoder, [missing], strict=self.strict):
+                writer.add(results)
 
 
 def measure(
@@ -228,8 +231,10 @@ def measure(
             blocks = [missing[start : start + _BLOCK] for start in range(0, len(missing), _BLOCK)]
             # In a shuffled order, so that whoever stops early has seen a fair part of the file.
             order = np.random.default_rng(0).permutation(len(blocks))
-            for block in track([blocks[number] for number in order], f"measuring {source.name}", unit_size=_BLOCK):
-                writer.add(_encode_block(source, encoder, block, strict))
+            blocks = [blocks[number] for number in order]
+            with closing(encode_blocks(source, encoder, blocks, strict=strict)) as encoded:
+                for _ in track(blocks, f"measuring {source.name}", unit_size=_BLOCK):
+                    writer.add(next(encoded))
     sizes = _read_sizes(tokens, total, fingerprint)
     for index in sorted(sizes.skipped) if strict else ():
         encoder.encode(source[index])  # raises again what an earlier, lenient run counted
@@ -272,26 +277,13 @@ def _retry(tokens: TokenCache, source: Source, encoder: Encoder, skipped: dict[i
     again = [index for index, reason in skipped.items() if reason.may_pass]
     results: list[tuple[int, Encoded | DataError]] = []
     blocks = [np.array(again[start : start + _BLOCK]) for start in range(0, len(again), _BLOCK)]
-    for block in track(blocks, f"looking again at refused rows of {source.name}", unit_size=_BLOCK):
-        results += _encode_block(source, encoder, block, strict=False)
+    with closing(encode_blocks(source, encoder, blocks, strict=False)) as encoded:
+        for _ in track(blocks, f"looking again at refused rows of {source.name}", unit_size=_BLOCK):
+            results += next(encoded)
     changed = [(index, one) for index, one in results if not isinstance(one, DataError) or one.reason != skipped[index]]
     if changed:
         with tokens.writer() as writer:
             writer.add(changed)
-
-
-def _encode_block(
-    source: Source, encoder: Encoder, block: np.ndarray, strict: bool
-) -> list[tuple[int, Encoded | DataError]]:
-    results: list[tuple[int, Encoded | DataError]] = []
-    for index in map(int, block):
-        try:
-            results.append((index, encoder.encode(source[index])))
-        except DataError as error:
-            if strict:
-                raise
-            results.append((index, error))
-    return results
 
 
 def _read_sizes(tokens: TokenCache, total: int, fingerprint: str) -> Sizes:

@@ -1,8 +1,8 @@
-"""What a data set is read from: a JSON-lines file, a Parquet file, the Hub, or the demo set.
+"""What a data set is read from: a JSON-lines file, a Parquet file, either in a store, the Hub, or the demo set.
 
 Adds: `open_source`, the protocol `Source` of what it returns, and `JsonLines`.
-Leaves out: the forms of a row (`rows`), where lines start (`lines`), Parquet and the Hub (`tables`), the bytes of
-images (`store`), and the choice of how many samples to use.
+Leaves out: the forms of a row (`rows`), where lines start (`lines`), Parquet and the Hub (`tables`), files of a store
+(`remote_source`), the bytes of images (`store`), and the choice of how many samples to use.
 
 A source holds no list of rows: through their reference counts, it would be copied page by page into every worker. A row
 is read from disk when it is asked for, so a source pickles in kilobytes, works after a fork as after a spawn, and may
@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Literal, Protocol, overload
 
 from mmdp.config import Config, cache_folder
 from mmdp.lines import Lines
 from mmdp.records import DataError, Reason, Sample, shorten
+from mmdp.remote import Access, is_remote, split_uri
+from mmdp.remote_source import RemoteSource, keep
 from mmdp.rows import parse_row, row_number
-from mmdp.tables import StreamSource, open_hub, open_parquet
+from mmdp.tables import StreamSource, TableSource, open_hub, open_parquet
 
-ACCEPTED = "demo, a .jsonl file, a .parquet file, or hf:NAME/CONFIG (such as hf:HuggingFaceM4/the_cauldron/ai2d)"
+ACCEPTED = (
+    "demo, a .jsonl or .parquet file, one of a store (s3://BUCKET/FILE, gs://, az://, https:// if allowed), "
+    "or hf:NAME/CONFIG (such as hf:HuggingFaceM4/the_cauldron/ai2d)"
+)
 
 _SUFFIXES = (".jsonl", ".parquet")
 _TO_LINES = 'python -c "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]" < IN > OUT.jsonl'
@@ -75,22 +79,25 @@ def open_source(
     """Opens a data set for reading.
 
     Args:
-        uri: `demo`; a `.jsonl` or `.parquet` file, whose image names are relative to its folder; or `hf:NAME/CONFIG`,
-            the train split of a data set on the Hub, where NAME may be `org/name`, or a local folder laid out like one.
-        config: the knobs; `cache_dir`, `max_row_bytes` and `strict` are used.
+        uri: `demo`; a `.jsonl` or `.parquet` file, whose image names are relative to its folder, on disk or in a store
+            (`s3://bucket/prefix/train.jsonl`, `gs://`, `az://`, or `https://` where `http_hosts` allows it); or
+            `hf:NAME/CONFIG`, the train split of a data set on the Hub, where NAME may be `org/name`, or a local folder
+            laid out like one.
+        config: the knobs; `cache_dir`, `max_row_bytes`, `strict` and those of fetching are used.
         streaming: give samples as they come, for Parquet and the Hub: no length, and nothing is stored here.
 
     Raises:
         ValueError: this can't be read, or there is nothing in it; the message says what can be.
         FileNotFoundError: no such file.
+        OSError: a store refuses or fails (`FetchError`).
     """
     config = config or Config()
     cache = config.cache_dir or cache_folder()
     uri = os.fspath(uri)
     if uri.startswith("hf:"):
         return open_hub(uri, cache, streaming=streaming, strict=config.strict)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", uri):
-        raise ValueError(f"{shorten(uri)} can't be read yet: object stores come in a later part. Accepted: {ACCEPTED}")
+    if is_remote(uri):
+        return _open_remote(uri, config, cache, streaming=streaming)
     path = None if uri == "demo" else _existing_file(uri)
     if path is not None and path.suffix.lower() == ".parquet":
         return open_parquet(path, cache, streaming=streaming, strict=config.strict)
@@ -103,19 +110,40 @@ def open_source(
     return JsonLines(path, name=path.name, cache=cache, max_row_bytes=config.max_row_bytes)
 
 
+def _open_remote(uri: str, config: Config, cache: Path, *, streaming: bool) -> Source:
+    """A file of a store, kept here; its images stay there."""
+    key = Path(split_uri(uri)[1])
+    _check_suffix(uri, key)
+    if streaming:
+        raise ValueError(f"{shorten(uri, 300)} is fetched once and then read by row: open it without streaming")
+    kept = keep(uri, Access.of(config, uri), cache)
+    root = uri.rpartition("/")[0]
+    if key.suffix.lower() == ".parquet":
+        table = open_parquet(kept.path, cache, streaming=False, strict=config.strict, root=root)
+        assert isinstance(table, TableSource)
+        return RemoteSource(table, kept)
+    rows = JsonLines(kept.path, name=key.name, cache=cache, max_row_bytes=config.max_row_bytes, root=root)
+    return RemoteSource(rows, kept)
+
+
+def _check_suffix(shown: str, path: Path) -> None:
+    """Refuses a file by its name, with what to do, where it is of another kind than we read."""
+    suffix = path.suffix.lower()
+    if suffix in _OTHER_SUFFIXES:
+        raise ValueError(f"{shorten(shown, 300)} {_OTHER_SUFFIXES[suffix]}")
+    if suffix not in _SUFFIXES:
+        raise ValueError(f"{shorten(shown)} is no data set that can be read. Accepted: {ACCEPTED}")
+
+
 def _existing_file(uri: str) -> Path:
     """The file, if it can be read as it is; else an error that says what to do."""
     path = Path(uri).expanduser()
     shown = shorten(str(path.absolute()), 300)
-    suffix = path.suffix.lower()
     if path.is_dir():
         files = sorted(file.name for file in path.iterdir() if file.suffix.lower() in _SUFFIXES)
         hint = f"open one of its files: {', '.join(map(shorten, files[:10]))}" if files else "no file in it can be read"
         raise ValueError(f"{shown} is a folder: {hint}. Accepted: {ACCEPTED}")
-    if suffix in _OTHER_SUFFIXES:
-        raise ValueError(f"{shown} {_OTHER_SUFFIXES[suffix]}")
-    if suffix not in _SUFFIXES:
-        raise ValueError(f"{shorten(uri)} is no data set that can be read. Accepted: {ACCEPTED}")
+    _check_suffix(uri, path)
     if not path.exists():
         raise FileNotFoundError(f"no such file: {shown}. Correct the path; a relative one starts at the working folder")
     if not path.is_file():
@@ -127,16 +155,17 @@ class JsonLines:
     """A JSON-lines file. `Sample.source` is the file's name and its line, such as `train.jsonl:17`.
 
     Args:
-        path: the file; image names are relative to its folder.
+        path: the file.
         name: what a person calls it.
         cache: folder for the index of lines.
         max_row_bytes: a longer line is refused unread.
+        root: what image names are relative to; by default the file's folder.
     """
 
-    def __init__(self, path: Path, *, name: str, cache: Path, max_row_bytes: int) -> None:
+    def __init__(self, path: Path, *, name: str, cache: Path, max_row_bytes: int, root: str | None = None) -> None:
         self.name = name
         self._path = path.absolute()
-        self._root = str(self._path.parent)
+        self._root = root or str(self._path.parent)
         self._label = self._path.name
         self._max_row_bytes = max_row_bytes
         self._lines = Lines(self._path, cache)

@@ -70,3 +70,24 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str):
         del os.environ["MMDP_CACHE"]
     else:
         os.environ["MMDP_CACHE"] = before
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Torch computes in one thread: tiny models gain nothing from more, and tests share the processors."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """One Ray for all tests: eight CPUs in name, 256 MB of object store. `RAY_ADDRESS` names another one to use."""
+    from mmdp.ray_start import Session
+
+    session = Session(num_cpus=8, store_bytes=256 * 2**20)
+    yield session
+    session.close()

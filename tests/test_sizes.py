@@ -109,11 +109,11 @@ def test_a_transient_error_is_no_reason_to_skip(tmp_path, encoder, monkeypatch):
     source = mmdp.open_source(path)
     real, calls = type(encoder).encode, []
 
-    def failing(self, sample):
+    def failing(self, sample, *sizes):
         calls.append(sample.id)
         if len(calls) == 100:
             raise OSError("the disk went away")
-        return real(self, sample)
+        return real(self, sample, *sizes)
 
     monkeypatch.setattr(type(encoder), "encode", failing)
     with pytest.raises(OSError, match="went away"):

@@ -115,8 +115,13 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
-        ("s3://bucket/train.jsonl", ["later part", "hf:NAME/CONFIG"]),
-        ("https://host/train.jsonl", ["later part", "demo"]),
+        ("s3://bucket/train.csv", ["s3://BUCKET/FILE", "hf:NAME/CONFIG"]),
+        ("s3://bucket/train.jsonl.gz", ["gunzip"]),
+        ("s3://bucket", ["s3://BUCKET/FILE"]),
+        ("ftp://host/train.jsonl", ["s3://", "https://"]),
+        ("https://host/train.jsonl", ["http_hosts", "'host'"]),
+        ("https://user@host/train.jsonl", ["plain addresses"]),
+        ("https://host/train.jsonl?key=1", ["plain addresses"]),
         ("train.csv", ["demo", ".jsonl", ".parquet", "hf:NAME/CONFIG"]),
         ("the_cauldron", ["demo", ".jsonl", ".parquet", "hf:NAME/CONFIG"]),
         ("", [".jsonl"]),

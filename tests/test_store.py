@@ -1,5 +1,6 @@
 """Laws of `mmdp.store`: bytes from inside the data folder, by rule and not by luck."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -301,11 +302,40 @@ def test_a_source_without_a_folder_has_no_files():
     assert refusal("", "/etc/passwd").reason == Reason.UNSAFE_PATH
 
 
+@pytest.mark.parametrize("name", ["../in.png", "http://host/in.png", "/in.png", "a\\b.png", "", "x" * 100_000])
 @pytest.mark.parametrize("root", ["s3://bucket/train", "gs://bucket", "az://container", "https://host/x"])
-def test_object_stores_are_a_door_not_yet_open(root):
-    """A remote root says that it comes later; it is an error of the user, not of the row."""
-    with pytest.raises(ValueError, match="later part"):
+def test_names_keep_the_same_rules_below_any_root(folder, root, name):
+    """A bad name is refused as below a folder, and nothing is asked for it."""
+    near, far = refusal(folder, name), refusal(root, name)
+    assert (near.reason, near.message) == (far.reason, far.message)
+
+
+@pytest.mark.parametrize("root", ["ftp://host/train", "file:///etc", "s3://", "s3:///train", "s3://bucket/../other"])
+def test_a_root_that_no_store_has_is_an_error_of_the_user(root):
+    """ValueError, not a row that is skipped."""
+    with pytest.raises(ValueError, match=r"can't be read|names no bucket|its plain path"):
         read(root, "in.png")
+
+
+def test_many_are_read_like_one(folder):
+    """`read_many` gives what `read` gives or raises, in the order of the references."""
+    (folder / "loop.png").symlink_to("loop.png")
+    names = ["in.png", "nosuch.png", "sub/in.png", "loop.png"]
+    found = store.read_many([ImageRef(name, str(folder)) for name in names], 3)
+    assert [b"ins", b"bel"] == [found[0], found[2]]
+    for number in (1, 3):
+        assert str(refusal(folder, names[number])) == str(found[number])
+
+
+def test_an_event_loop_reads_folders_too(folder):
+    """`aread`, beside other work of the loop."""
+
+    async def both():
+        return await asyncio.gather(*(store.aread(ImageRef(name, str(folder)), 2) for name in ("in.png", "sub/in.png")))
+
+    assert [b"in", b"be"] == asyncio.run(both())
+    with pytest.raises(DataError):
+        asyncio.run(store.aread(ImageRef("nosuch.png", str(folder))))
 
 
 def test_a_file_over_the_limit_is_refused_unread(folder):
