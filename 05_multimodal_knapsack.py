@@ -183,8 +183,10 @@ if model is not None and row is not None:
     packed = mmdp.batch([mmdp.RowBuilder(source, encoder, sizes)(row)], pad_id=encoder.pad_id)
     isolation = mmdp.check_isolation(model, packed)
     mistaken = mmdp.check_isolation(model, packed, layout="positions_and_mask")
-    print(f"{isolation}\n    with a mask of ones they would differ by up to {mistaken.error:.1g}")
+    print(f"{isolation}\n    with a mask of ones the largest error would be {mistaken.error:.2g}")
     training |= {"isolation_error": isolation.error, "mistaken_error": mistaken.error}
+elif model is not None:
+    print("    no row holds two samples: there is nothing to keep apart")
 loader.close()
 
 # %%

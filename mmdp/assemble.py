@@ -7,7 +7,7 @@ Leaves out: which rows a rank gets, and where a run stands (`loader.py`, `stream
 from __future__ import annotations
 
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -18,14 +18,12 @@ from typing import Any, Generic, TypeVar
 from mmdp import executors, spans
 from mmdp.batching import batch, join, merge
 from mmdp.executors import Executor, Processes, WorkerDied
+from mmdp.failures import Failures
 from mmdp.records import Batch, Reason, Row
 from mmdp.traced import traced, untraced
 
 MAX_BYTES = 256 * 2**20
 """Bytes of pixels in flight."""
-
-MAX_FAILURES = 100
-"""So many samples that fail one after the other mean that the data is gone, not that a sample is bad."""
 
 Item = TypeVar("Item")
 
@@ -57,7 +55,7 @@ class Assembler(Generic[Item]):
         batch_size: rows a batch, B.
         pad_id: fills the tail of a row.
         length: tokens a row, L.
-        executor: "inline", "threads", "processes", or an executor of the caller, who closes it.
+        executor: "inline", "threads", "processes", "ray", or an executor of the caller, who closes it.
         num_workers: threads or processes; by default one for each processor.
         depth: rows in flight; by default two batches, and one row more for each worker.
         max_bytes: bytes of pixels in flight.
@@ -87,7 +85,8 @@ class Assembler(Generic[Item]):
         strict: bool,
         max_failures: int,
     ) -> None:
-        self.skipped: Counter[str] = Counter()
+        self._failures = Failures(max_failures)
+        self.skipped = self._failures.skipped
         self._build = build
         self._alone = alone
         self._num_bytes = num_bytes
@@ -104,8 +103,6 @@ class Assembler(Generic[Item]):
         self._depth = depth if depth is not None else 2 * batch_size + self._executor.num_workers
         self._max_bytes = max_bytes
         self._strict = strict
-        self._max_failures = max_failures
-        self._failures = 0
         # Weak, so that a loop ends with its workers when the `for` that runs it does.
         self._loop: weakref.ref[Generator[Batch, None, None]] | None = None
 
@@ -182,7 +179,7 @@ class Assembler(Generic[Item]):
     def _batch(self, rows: Sequence[Row], step: Step[Item]) -> Batch:
         self.skipped.update(map(str, step.skipped.values()))
         for row in rows:
-            self._count(row)
+            self._failures.note(len(row.samples), row.skipped.values())
         with spans.span("join"):
             made = self._collate(rows)
         return replace(
@@ -202,15 +199,6 @@ class Assembler(Generic[Item]):
             for index, part in self._alone(item).items():
                 rows += throw_away.run(self._build, [part], depth=1, on_error=partial(_killed, index))
         return merge(rows)
-
-    def _count(self, row: Row) -> None:
-        self.skipped.update(map(str, row.skipped.values()))
-        self._failures = 0 if row.samples else self._failures + len(row.skipped)
-        if self._failures >= self._max_failures:
-            raise RuntimeError(
-                f"the last {self._failures} samples failed, one after the other ({dict(self.skipped)}): the data can't "
-                "be read any more. Mend it and resume; `max_failures` sets the limit"
-            )
 
 
 def _killed(index: int, _: object, error: Exception) -> Row:

@@ -41,7 +41,7 @@ class Config:
         max_pixels: pixels; an image with more is refused from its header, before decoding.
         max_row_bytes: bytes; a JSONL line with more is refused unread.
         strict: raise on the first bad sample instead of counting it.
-        executor: where rows are built: `inline`, `threads` or `processes`.
+        executor: where rows are built: `inline`, `threads`, `processes` or `ray`.
         num_workers: threads or processes that build rows; 0 for none in a DataLoader, and one a processor in a Loader.
         cache_dir: where the demo set, indices and token caches lie; None for `cache_folder()`.
         max_fetches: files of a store that one process fetches at a time.

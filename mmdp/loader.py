@@ -14,8 +14,9 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mmdp.assemble import MAX_BYTES, MAX_FAILURES, Assembler, Step
+from mmdp.assemble import MAX_BYTES, Assembler, Step
 from mmdp.batching import RowBuilder
+from mmdp.failures import MAX_FAILURES
 from mmdp.measured_ahead import measured_ahead
 from mmdp.records import Batch
 from mmdp.sizes import Sizes
@@ -41,7 +42,7 @@ class Loader:
         batch_size: rows a batch, B.
         rank: of this process, 0 to world_size - 1.
         world_size: ranks; all take the same number of steps, and together they see each sample once an epoch.
-        executor: "inline", "threads", "processes", or an executor of your own, which you close.
+        executor: "inline", "threads", "processes", "ray", or an executor of your own, which you close.
         num_workers: threads or processes; by default one for each processor.
         depth: rows in flight; by default two batches, and one row more for each worker.
         max_bytes: bytes of pixels in flight, as the plan knows them.

@@ -24,8 +24,9 @@ import numpy as np
 
 from mmdp.ahead import ahead
 from mmdp.arrivals import Arrived, Item, name_of
-from mmdp.assemble import MAX_BYTES, MAX_FAILURES, Assembler, Step
+from mmdp.assemble import MAX_BYTES, Assembler, Step
 from mmdp.batching import build_row
+from mmdp.failures import MAX_FAILURES
 from mmdp.records import Batch, Budget, Encoded, Row, shorten
 from mmdp.steps import check_ranks, refuse_late, row_length
 from mmdp.stream_plan import WINDOW, LeftOut, Share, StreamPlan
@@ -57,7 +58,7 @@ class StreamLoader:
         batch_size: rows a batch, B.
         rank: of this process, 0 to world_size - 1.
         world_size: ranks.
-        executor: "inline", "threads", "processes", or an executor of your own, which you close.
+        executor: "inline", "threads", "processes", "ray", or an executor of your own, which you close.
         num_workers: threads or processes; by default one for each processor.
         depth: rows in flight; by default two batches, and one row more for each worker.
         max_bytes: bytes of pixels in flight.

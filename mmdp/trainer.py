@@ -1,13 +1,13 @@
 """transformers.Trainer, made right for packed batches.
 
 Adds: `packed_trainer`, a Trainer over one of our loaders.
-Leaves out: the loss (`objective.py`), the loader's state in checkpoints (`trainer_checkpoint.py`), and evaluation: that is
-Trainer's own, over a data set and a collator of the caller.
+Leaves out: the loss (`objective.py`), the loader's state in checkpoints (`trainer_checkpoint.py`), and evaluation,
+which is Trainer's own, over a data set and a collator of the caller.
 
 | what Trainer does by itself | what is done here |
 |---|---|
 | accelerate cuts every tensor of a batch along its first dimension, one row for each | batches come whole, by `feed` |
-| it takes `use_cache=False` out of a batch, and turns the cache off where Qwen-VL does not look: packed samples see each other | `adapt` is called after it |
+| it takes `use_cache=False` out of a batch, and packed samples of Qwen-VL see each other | `adapt`, right at the call |
 | it leaves the mean over micro-steps to the model, and some models (Qwen-VL) do not take it | `mmdp.loss`, in one sum |
 | it resumes by building all batches of the epoch again, and dropping them | the loader goes on where it was |
 

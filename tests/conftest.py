@@ -47,14 +47,17 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 6)
 
 
-LONGEST = ("ray", "test_loader_resume", "test_stages", "test_executors", "test_stream_loader", "test_trainer")
+LONGEST = ("ray", "test_loader_resume", "test_stages", "test_executors", "test_stream_loader", "train")
 """What runs longest starts first, so that no process is left alone with it at the end."""
 
 
 def group(nodeid: str) -> str:
-    """What goes to one process: a file, since its tests share what their module made, and all that share one Ray."""
+    """What goes to one process: a file, since its tests share what their module made, and all that share one Ray.
+
+    So do those that train: their fork server takes long to start.
+    """
     stem = Path(nodeid.partition("::")[0]).stem
-    return "ray" if "ray" in stem else stem
+    return next((word for word in ("ray", "train") if word in stem), stem)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

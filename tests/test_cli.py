@@ -29,6 +29,12 @@ def test_flags_are_kebab_case_names_of_config_fields():
     assert Config(max_tokens=99, batch_size=3) == config
 
 
+def test_train_names_the_trainer_where_it_counts_no_steps():
+    """`--train tiny` is short for `--trainer tiny` in stage 06, and a number of steps in stage 05."""
+    assert "tiny" == parse_flags("trainer", "train_ms", stage="x", args=["--train", "tiny"]).trainer
+    assert 20 == parse_flags("train", "trainer", stage="x", args=["--train", "20"]).train
+
+
 @pytest.mark.parametrize("args", [["--nope"], ["--max-tokens", "many"], ["--max-images", "3"], ["positional"]])
 def test_an_unknown_flag_is_an_error(args, capsys):
     """Also one that is a knob, but not of this stage."""

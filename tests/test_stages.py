@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import runpy
@@ -14,6 +15,8 @@ from unittest import mock
 import numpy as np
 import pytest
 from PIL import Image
+
+import mmdp
 
 REAL = "data/real-vqa/train"
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +53,7 @@ def run_here(stage: str, folder: Path, *flags: object) -> subprocess.CompletedPr
 
 
 def judged(stage: str, folder: Path, figures: list[str], *flags: object, runs=run_here) -> dict:
-    """Runs a stage and checks what holds for all of them; gives back its report."""
+    """Runs a stage and checks what holds for all of them; gives back its report, and under `printed` what it said."""
     report = folder / "report.json"
     done = runs(stage, folder, "--report", report, *flags)
     assert 1 == len(LINE.findall(done.stdout)), done.stdout
@@ -71,12 +74,12 @@ def judged(stage: str, folder: Path, figures: list[str], *flags: object, runs=ru
         assert found["samples"] >= found["rows"] > 0
     if found["seconds"] is not None:
         assert found["samples"] / found["seconds"] == pytest.approx(found["samples_per_second"])
-    return found
+    return found | {"printed": done.stdout}
 
 
 @pytest.fixture(scope="module")
 def demo_reports(tmp_path_factory) -> dict[str, dict]:
-    """The report of each stage on the demo set, at its defaults, run as a person runs it."""
+    """The report of each stage on the demo set, at its defaults (05 trains 2 steps), run as a person runs it."""
     figures = {
         "01_check_dataset.py": ["01_card", "01_histograms", "01_lengths"],
         "02_naive_pad_dataloader.py": ["02_row_map"],
@@ -86,8 +89,8 @@ def demo_reports(tmp_path_factory) -> dict[str, dict]:
     }
     reports = {}
     for stage, names in figures.items():
-        runs = run if stage.startswith("05") else run_here
-        reports[stage] = judged(stage, tmp_path_factory.mktemp(stage[:2]), names, runs=runs)
+        flags, runs = (("--train", 2), run) if stage.startswith("05") else ((), run_here)
+        reports[stage] = judged(stage, tmp_path_factory.mktemp(stage[:2]), names, *flags, runs=runs)
     return reports
 
 
@@ -153,13 +156,55 @@ def test_the_packers_keep_their_order(demo_reports):
 
 def test_packed_rows_of_real_data(shared, tmp_path):
     """Stage 05 on 565 real rows: under 2 % padding at 1024 tokens, every sample delivered or counted."""
-    flags = ("--data", shared / f"{REAL}.jsonl", "--tokenizer", shared / "tokenizers" / "smollm2")
+    flags = ("--data", shared / f"{REAL}.jsonl", "--tokenizer", shared / "tokenizers" / "smollm2", "--train", 0)
     with pytest.warns(UserWarning, match="fit no row"):
         report = judged("05_multimodal_knapsack.py", tmp_path, ["05_two_budgets", "05_row_map"], *flags)
     assert 565 == report["samples"] + sum(report["skipped"].values())
     assert {"too_long"} == set(report["skipped"])
     assert 0.02 > report["padding_share"]
     assert report["rows"] <= 1.01 * report["lower_bound"]
+    assert {} == report["training"]
+
+
+def test_packed_rows_train(demo_reports):
+    """05c: a fresh model starts at a blind guess, ln(vocabulary), and learns; its samples do not see each other."""
+    packed = demo_reports["05_multimodal_knapsack.py"]
+    training = packed["training"]
+    vocabulary = len(mmdp.Encoder().tokenizer)
+    assert 2 == len(training["losses"]) == training["steps"]
+    assert math.log(vocabulary) == pytest.approx(training["losses"][0], abs=0.3)
+    assert training["losses"][1] < training["losses"][0]
+    assert 0 <= training["wait_ratio"] <= 1
+    assert 0 < training["trained_samples_per_second"]
+    assert 1e-4 > training["isolation_error"]
+    assert 0.01 < training["mistaken_error"]
+    assert not training["perfect"]
+    printed = packed["printed"]
+    assert ["1", "2"] == re.findall(
+        r"^    step +(\d+) \| loss \d+\.\d{3} \| [\d,]+ label tokens$", printed, re.MULTILINE
+    )
+    assert f"wait ratio {training['wait_ratio']:.1%} on {training['device']}, fed by the loader" in printed
+    assert "packed samples are the same as alone" in printed
+    assert f"with a mask of ones the largest error would be {training['mistaken_error']:.2g}" in printed
+
+
+def test_training_on_a_perfect_loader(tmp_path):
+    """`--perfect` replays a few batches, and says so."""
+    flags = ("--samples", 24, "--train", 6, "--batch-size", 2, "--perfect")
+    report = judged("05_multimodal_knapsack.py", tmp_path, ["05_two_budgets", "05_row_map"], *flags)
+    losses, printed = report["training"]["losses"], report["printed"]
+    assert 6 == len(losses)
+    assert losses[-1] < losses[0]
+    assert report["training"]["perfect"]
+    assert "fed by the same batches over and over" in printed
+
+
+def test_no_model_takes_these_images(tmp_path):
+    """50 tokens make no square: the stage says that it leaves training out, and why, and goes on."""
+    flags = ("--samples", 12, "--train", 1, "--vision", "fixed:50")
+    report = judged("05_multimodal_knapsack.py", tmp_path, ["05_two_budgets", "05_row_map"], *flags)
+    assert {} == report["training"]
+    assert "no training: fixed: 50 tokens for 256 x 256 pixels make no square grid" in report["printed"]
 
 
 def test_figures_have_the_same_bytes_on_a_rerun(demo_reports, tmp_path):

@@ -9,7 +9,9 @@ import torch
 from runs import forkserver
 from tiny_models import make_model, packed
 from torch import distributed
-from training_runs import parts_of_ranks, prepare_children, train_rank
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from training_runs import gradients, parts_of_ranks, prepare_children, train_rank
 
 import mmdp
 from mmdp.tiny_model import tiny_vlm
@@ -24,10 +26,14 @@ def relative(wanted: torch.Tensor, found: torch.Tensor) -> float:
     return float((wanted - found).norm() / wanted.norm())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def children():
+    prepare_children()
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The checkpoint of one process that trains on all rows."""
-    prepare_children()
     folder = tmp_path_factory.mktemp("alone")
     train_rank("smolvlm", parts_of_ranks(), folder, 0, 1, ROWS, STEPS, 0, 0.0)
     return torch.load(folder / "checkpoint.pt")
@@ -120,7 +126,6 @@ def losses_of_wrappers(folder, batch, _, rank) -> None:
 
 def test_who_takes_the_mean_gets_the_factor(tmp_path):
     """DistributedDataParallel takes it, a bare model does not, and of another wrapper it must be told."""
-    prepare_children()
     batch = packed("llama", [[0, 1], [2]])
     batch = replace(batch, step_label_tokens=2 * batch.label_tokens)
     own = float(mmdp.loss(make_model("llama"), batch).detach())
@@ -128,6 +133,33 @@ def test_who_takes_the_mean_gets_the_factor(tmp_path):
     *factors, engine = torch.load(tmp_path / "found.pt")
     assert [own, 2 * own, 5 * own, 2 * own] == pytest.approx(factors)
     assert "Engine may or may not take the mean of gradients over ranks: give world_size" in engine
+
+
+def gradients_of_shards(folder, batches, _, rank) -> None:
+    """By `fully_shard`, each rank with its own batch; the first one writes them, put together."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    model, mesh = make_model("smolvlm"), init_device_mesh("cpu", (2,))
+    for part in (*model.model.text_model.layers, model):
+        fully_shard(part, mesh=mesh)
+    mmdp.loss(model, batches[rank]).backward()
+    whole = torch.cat([parameter.grad.full_tensor().flatten() for parameter in model.parameters()])
+    if rank == 0:
+        torch.save(whole, folder / "gradients.pt")
+    distributed.destroy_process_group()
+
+
+def test_sharded_ranks_are_one_process_with_all_rows(tmp_path):
+    """WRK-10 by FSDP: the gradients of one process over all rows, though one rank has no image."""
+    batches = [packed("smolvlm", [[0, 1]]), packed("smolvlm", [[1, 4, 1]])]
+    assert [1, 0] == [len(batch.images) for batch in batches]
+    tokens = [batch.label_tokens for batch in batches]
+    assert tokens[0] != tokens[1]
+    batches = [replace(batch, step_label_tokens=sum(tokens)) for batch in batches]
+    assert [0, 0] == end_ranks(start_ranks(gradients_of_shards, tmp_path, batches, None), 120)
+    model = make_model("smolvlm")
+    mmdp.loss(model, packed("smolvlm", [[0, 1], [1, 4, 1]])).backward()
+    assert relative(gradients(model), torch.load(tmp_path / "gradients.pt")) < 1e-10
 
 
 def test_packed_and_unpacked_are_the_same_training():
@@ -154,7 +186,7 @@ def test_packed_and_unpacked_are_the_same_training():
     leaking = replace(joined, position_ids=running)
 
     curves = []
-    for batch, steps in ((joined, 50), (single, 50), (leaking, 3)):
+    for batch, steps in ((joined, 40), (single, 40), (leaking, 3)):
         model = tiny_vlm(encoder, hidden=64, layers=1).double()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         curves.append([])

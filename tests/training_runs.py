@@ -1,12 +1,12 @@
 """Trainings to compare: tiny models of real families over real files, in this process and in others."""
 
 import json
+import multiprocessing.forkserver
 import os
 import signal
 import time
 from collections.abc import Sequence
 from itertools import islice
-from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,17 @@ from transformers import TrainerCallback, TrainingArguments
 import mmdp
 from mmdp.loader import Loader
 
+_prepared: list[str] = []
+
 
 def prepare_children() -> None:
-    """Starts the fork server with all that a child of ours imports; one that runs already keeps what it has."""
-    forkserver().set_forkserver_preload(["mmdp.trainer", "transformers.models.smolvlm.modeling_smolvlm"])
-    ensure_running()
+    """A fork server that has imported all that a child of ours needs: models and Trainer take many seconds."""
+    context = forkserver()
+    if not _prepared:
+        multiprocessing.forkserver._forkserver._stop()  # one that other tests have started knows less; made for tests
+        _prepared.append("once in this process")
+    context.set_forkserver_preload(["mmdp.trainer", "transformers.models.smolvlm.modeling_smolvlm"])
+    multiprocessing.forkserver.ensure_running()
 
 
 def parts_of(family: str, num_images: Sequence[int] = (1, 0, 2, 0, 0), *, repeat: int = 4, max_tokens=100) -> Parts:

@@ -25,8 +25,10 @@ PARTS: Mapping[str, str] = {
     "mmdp.images.": "decode",
     "mmdp.resampling.": "decode",
     "mmdp.chat.": "encode",
-    "mmdp.batching.join": "join",
+    "mmdp.row_builder.join": "join",
     "mmdp.batching.batch": "join",
+    "mmdp.ladder.simulated": "train",
+    "mmdp.ladder.tiny": "train",
 }
 """What the functions of a module do, by the start of their name. More may be given to `flame`."""
 
@@ -117,10 +119,11 @@ def _box(axes: Axes, name: str, left: float, wide: float, depth: int, colour: st
     axes.add_patch(Rectangle((left, depth), wide, 0.94, facecolor=colour, edgecolor="white", linewidth=0.6, gid=name))
     room = wide * (WIDTH - 0.5) - 0.08
     short = name.removeprefix("mmdp.")
+    ink = "white" if colour in _DARK else INK
     words = short if inches(short, 7.5) <= room else cut(short.rsplit(".", 1)[-1], room, 7.5)
     if words and words != "...":
         axes.text(
-            left + 0.004, depth + 0.48, words, va="center", fontsize=7.5, color=INK, clip_on=True, parse_math=False
+            left + 0.004, depth + 0.48, words, va="center", fontsize=7.5, color=ink, clip_on=True, parse_math=False
         )
 
 

@@ -1,0 +1,81 @@
+"""What a leak does to training: the loss while it trains, and the loss of the trained model on samples alone.
+
+Adds: `leak_curves`. Leaves out: training (`benchmarks/leak.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from mmdp.plots.style import INK, SAMPLE_COLOURS, WIDTH, dress, layout, legend
+
+_DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedWay:
+    """One way of giving the same samples to a model.
+
+    Attributes:
+        name: for the legend.
+        losses: of each step while it trained, in nats a label token.
+        alone: of the trained model on samples alone, one group at a time, by the group's name; in nats a label token.
+    """
+
+    name: str
+    losses: Sequence[float]
+    alone: dict[str, float]
+
+
+def leak_curves(ways: Sequence[TrainedWay], *, title: str, window: int = 20) -> Figure:
+    """Left the loss that training shows, right the loss of the same models on samples alone, on one scale.
+
+    Args:
+        ways: at least one; all have the same groups and numbers of steps, at least `window`.
+        title: what was trained on what.
+        window: steps over which a curve is averaged.
+
+    Raises:
+        ValueError: no ways, too few steps, or ways of other groups.
+    """
+    if not ways or any(len(way.losses) < window or way.alone.keys() != ways[0].alone.keys() for way in ways):
+        raise ValueError(f"give at least one way, each with at least {window} steps and the same groups of samples")
+    figure = Figure(figsize=(WIDTH, 4.6), layout=layout())
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    keys = []
+    for number, way in enumerate(ways):
+        style = {"color": SAMPLE_COLOURS[number % len(SAMPLE_COLOURS)], "linewidth": 2.0}
+        dash = _DASHES[number % len(_DASHES)]
+        smooth = np.convolve(np.asarray(way.losses, dtype=float), np.full(window, 1 / window), mode="valid")
+        left.plot(np.arange(window, len(way.losses) + 1), smooth, linestyle=dash, gid=way.name, **style)
+        keys.append(Line2D([], [], linestyle=dash, label=way.name, **style))
+    _bars(right, ways)
+    figure.suptitle(title, fontsize=11, color=INK)
+    dress(left, "what training shows", f"steps, mean of the last {window}", "loss, nats a label token")
+    dress(right, "what the trained model does: each sample alone", "", "")
+    right.tick_params(labelleft=True)
+    groups = list(ways[0].alone)
+    right.set_xticks(range(len(groups)), groups)
+    right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: groups[round(value)]))
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    left.set_ylim(0, None)
+    legend(figure, keys)
+    return figure
+
+
+def _bars(axes: Axes, ways: Sequence[TrainedWay]) -> None:
+    width = 0.8 / len(ways)
+    for number, way in enumerate(ways):
+        for place, value in enumerate(way.alone.values()):
+            at = place + (number - (len(ways) - 1) / 2) * width
+            colour = SAMPLE_COLOURS[number % len(SAMPLE_COLOURS)]
+            axes.bar(at, value, width=0.9 * width, color=colour, gid=f"{way.name}, alone")
+            axes.annotate(f"{value:.2f}", (at, value), ha="center", va="bottom", fontsize=9, color=INK)

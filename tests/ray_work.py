@@ -1,0 +1,92 @@
+"""Functions for Ray actors to run. A module of their own, so that a worker imports little."""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class TwoPhases:
+    """Waits in one phase, and says in which thread each phase ran, and when it began and ended."""
+
+    seconds: float
+
+    async def fetch(self, item):
+        start = time.monotonic()
+        await asyncio.sleep(self.seconds)
+        return item, start, time.monotonic()
+
+    def assemble(self, fetched):
+        time.sleep(0.01)
+        return fetched
+
+    def __call__(self, item):
+        raise AssertionError("an executor with an event loop uses the phases")
+
+
+@dataclass(frozen=True)
+class FetchFails:
+    """The first phase goes wrong at one item."""
+
+    bad: int
+
+    async def fetch(self, item):
+        if item == self.bad:
+            raise OSError(f"no answer for {item}")
+        return item
+
+    def assemble(self, fetched):
+        return fetched
+
+
+@dataclass(frozen=True)
+class StuckSomewhere:
+    """Never comes back from item 3, and says in which process that is; item 2 waits for it."""
+
+    folder: Path
+
+    def __call__(self, item):
+        mark = self.folder / "stuck"
+        if item == 3:
+            mark.write_text(str(os.getpid()))
+            time.sleep(1000)
+        while item == 2 and not (mark.exists() and mark.read_text()):
+            time.sleep(0.01)
+        return item
+
+
+@dataclass(frozen=True)
+class CountsTries:
+    """Leaves a mark for each try of each item; ends its process at the bad one."""
+
+    folder: Path
+    bad: int
+
+    def __call__(self, item):
+        (self.folder / f"{item}-{time.monotonic_ns()}").touch()
+        time.sleep(0.5 if abs(item - self.bad) < 3 else 0.01)  # so that others are in work with it
+        if item == self.bad:
+            os._exit(1)
+        return item
+
+    def tries(self, item):
+        return len(list(self.folder.glob(f"{item}-*")))
+
+
+def puts(item):
+    """A reference to an object that belongs to the worker, and the worker's process."""
+    import numpy as np
+    import ray
+
+    from mmdp.ray_worker import pack
+
+    return ray.put(pack(np.full(2**20, item, np.uint8))), os.getpid()
+
+
+def block(item):
+    """6 MB of the item's number, and the worker's process."""
+    import numpy as np
+
+    return np.full(6_000_000, item, np.uint8), os.getpid()

