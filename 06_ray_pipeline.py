@@ -187,7 +187,7 @@ started.close()
 steps = {name: list(zip(figures.waits, figures.trains, strict=True)) for name, figures in climbed.items()}
 show(saw_tooth(steps, title="wait and train time of each step"), "06_saw_tooth", config)
 for name, figures in climbed.items():
-    show(timeline(figures.spans, title=f"{name}: what goes on in three steps", first=2, steps=3), f"06_{name}", config)
+    show(timeline(figures.spans, title=f"{name}: what goes on in three steps", first=1, steps=3), f"06_{name}", config)
 if stacks:
     show(flame(stacks, title="serial: where the trainer's time goes", start="_Run.over"), "06_flame", config)
 title = f"a batch as its rank received it, on {last.rung.name}"

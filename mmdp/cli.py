@@ -8,11 +8,14 @@ Leaves out: what is counted (`metrics.py`) and drawn (`plots`).
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 COMMON = ("data", "tokenizer", "vision", "chat_template", "seed", "samples", "strict", "figures", "report")
 """Knobs that every stage has."""
+
+_interrupted = threading.Event()
 
 _SHORT = {"trainer": "train"}
 """A second flag for a knob, where the stage has no knob of that name: `--train tiny`."""
@@ -91,6 +96,19 @@ def speak_plainly() -> None:
         return
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     sys.excepthook = _explain
+    atexit.unregister(_end_as_interrupted)
+    atexit.register(_end_as_interrupted)  # before all that a stage starts, so that it runs after the end of that
+
+
+def _end_as_interrupted() -> None:
+    """Ends a program that Ctrl-C ended as a shell expects it, by that signal: 130.
+
+    Python does so itself, but forgets it where a library, such as Ray, runs code by its C interface meanwhile.
+    """
+    if _interrupted.is_set():
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _explain(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
@@ -98,6 +116,7 @@ def _explain(kind: type[BaseException], error: BaseException, where: TracebackTy
     ours = raised_in and raised_in[0].partition(".")[0] == "mmdp"
     if issubclass(kind, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
+        _interrupted.set()
     elif ours and issubclass(kind, (ValueError, OSError, DataError)):
         notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
         print(f"error: {error}{notes}\n  (MMDP_TRACEBACK=1 shows where)", file=sys.stderr)

@@ -91,9 +91,7 @@ DRILLS: Sequence[Drill] = (
         "the same sizes, no sample left out",
         partial(measured, Fault("refuse", times=2, suffixes=())),
     ),
-    Drill(
-        "throttle", "503 SlowDown, twice for each", _SAME, partial(passes, Fault("refuse", share=_SOME, times=2))
-    ),
+    Drill("throttle", "503 SlowDown, twice for each", _SAME, partial(passes, Fault("refuse", share=_SOME, times=2))),
     Drill(
         "slow-tail",
         f"one get of a hundred takes {_TAIL} times as long",

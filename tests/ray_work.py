@@ -90,3 +90,8 @@ def block(item):
     import numpy as np
 
     return np.full(6_000_000, item, np.uint8), os.getpid()
+
+
+def process(item):
+    """The process that worked on the item."""
+    return os.getpid()

@@ -186,7 +186,7 @@ def test_packed_and_unpacked_are_the_same_training():
     leaking = replace(joined, position_ids=running)
 
     curves = []
-    for batch, steps in ((joined, 40), (single, 40), (leaking, 3)):
+    for batch, steps in ((joined, 30), (single, 30), (leaking, 3)):
         model = tiny_vlm(encoder, hidden=64, layers=1).double()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         curves.append([])
@@ -197,5 +197,5 @@ def test_packed_and_unpacked_are_the_same_training():
             optimizer.zero_grad()
             curves[-1].append(float(loss.detach()))
     assert curves[0] == pytest.approx(curves[1], rel=1e-8)
-    assert curves[0][-1] < curves[0][0] / 20
+    assert curves[0][-1] < curves[0][0] / 10
     assert all(abs(right - wrong) > 1e-4 for right, wrong in zip(curves[0][:3], curves[2], strict=True))
