@@ -8,8 +8,11 @@
 # %%
 import atexit
 from contextlib import ExitStack, closing, nullcontext
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import torch
 from rich.console import Console
@@ -50,8 +53,9 @@ atexit.register(started.close)  # whatever happens, Ctrl-C too
 
 # %%
 uri = started.enter_context(from_afar(config.data, latency_ms=config.latency_ms, config=config))
-served = f", served with {config.latency_ms:g} ms to an answer" if uri != config.data else ""
-print(f"data: {uri}{served}")
+is_served = uri != config.data
+print(f"data: {uri}" + (f", served with {config.latency_ms:g} ms to an answer" if is_served else ""))
+cache = Path(started.enter_context(TemporaryDirectory(prefix="mmdp-06-"))) if is_served else None  # no such store again
 
 # %% [markdown]
 # ## The pipeline so far, and a trainer
@@ -60,10 +64,10 @@ print(f"data: {uri}{served}")
 # time. It stands for a GPU, and needs no processor. `--train tiny` trains a small real model instead.
 
 # %%
-source = mmdp.open_source(uri, config=config)
+source = mmdp.open_source(uri, config=replace(config, cache_dir=cache))
 encoder = mmdp.Encoder(config.tokenizer, config.vision, chat_template=config.chat_template)
 budget = mmdp.Budget(config.max_tokens, config.max_images)
-sizes = mmdp.measure(source, encoder, budget=budget, samples=config.samples, strict=config.strict)
+sizes = mmdp.measure(source, encoder, budget=budget, samples=config.samples, strict=config.strict, cache=cache)
 plan = mmdp.plan(sizes, budget, seed=config.seed or 0)
 is_tiny = config.trainer == "tiny"
 device = (torch.accelerator.current_accelerator() if is_tiny else None) or torch.device("cpu")
@@ -169,7 +173,7 @@ report(
     f"waits {rungs[0].wait_ratio:.1%} on {rungs[0].rung.name}, {last.wait_ratio:.1%} on {last.rung.name}",
     sizes.messages(),
     step_floor=floor,
-    latency_ms=config.latency_ms if uri != config.data else None,
+    latency_ms=config.latency_ms if is_served else None,
     trainer=config.trainer,
     nodes=max(1, len(places)),
     prediction_misses=misses,
@@ -196,5 +200,6 @@ show(row_map(drawn_rows(last.first, encoder.image_id), length=budget.tokens, tit
 # %% [markdown]
 # ## What to see
 #
-# Fetching side by side takes most of the wait away, working ahead the rest. References change nothing in the wait
-# here: they take the copies off the coordinator, which is what runs out first when rows grow and ranks are many.
+# Fetching side by side takes most of the wait away, working ahead the rest. References change nothing in the wait here:
+# they take the rows out of the coordinator, through which else all of them go, for all ranks. One process and its
+# network card are what runs out first when rows grow and ranks are many; where actors are matters then too.

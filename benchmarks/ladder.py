@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import statistics
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from rich.table import Table
 
 import mmdp
 from mmdp.climb import run_rung
+from mmdp.config import Config
 from mmdp.ladder import Setup, simulated
 from mmdp.local_store import from_afar
 from mmdp.ray_start import Session
@@ -39,11 +41,12 @@ def main() -> None:
     flags = parser.parse_args()
     rounds, steps = (1, 6) if flags.quick else (3, 10)
     found: dict = {"load": os.getloadavg(), "processors": os.cpu_count(), "sides": {}}
-    with from_afar("demo") as uri, closing(Session()):
-        source = mmdp.open_source(uri)
+    with from_afar("demo") as uri, tempfile.TemporaryDirectory() as folder, closing(Session()):
+        cache = Path(folder)
+        source = mmdp.open_source(uri, config=Config(cache_dir=cache))
         for side, train_ms in TRAIN_MS.items():
             encoder = mmdp.Encoder(vision=f"fixed:64:side={side}")
-            plan = mmdp.plan(mmdp.measure(source, encoder), mmdp.Budget(tokens=1024, images=9))
+            plan = mmdp.plan(mmdp.measure(source, encoder, cache=cache), mmdp.Budget(tokens=1024, images=9))
             setup = Setup(source, encoder, plan)
             turns = [
                 {name: run_rung(name, setup, simulated(train_ms), steps=steps).as_dict() for name in RUNGS}

@@ -9,11 +9,11 @@ away from training. The first batch is apart, since it waits for actors to start
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,12 +157,13 @@ class _Watch:
         from mmdp.ray_start import load_ray, used_store_bytes
 
         while not self.over.wait(_LOOK_SECONDS):
-            if load_ray().is_initialized():
-                self.most = max(self.most, used_store_bytes())
+            with contextlib.suppress(load_ray().exceptions.RayError):  # it may end this very moment
+                if load_ray().is_initialized():
+                    self.most = max(self.most, used_store_bytes())
             self.cpu = time.thread_time()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _watched(is_wanted: bool) -> Iterator[_Watch]:
     watch = _Watch()
     thread = threading.Thread(target=watch.look, name="mmdp-watch", daemon=True)
@@ -198,7 +199,7 @@ class _Run:
         pid = coordinator.stats()["pid"] if coordinator is not None else None
         began: tuple[float, float | None] = (0.0, None)
         handed = start
-        with closing(self._meter.over(opened.batches)) as batches:  # type: ignore[type-var]
+        with contextlib.closing(self._meter.over(opened.batches)) as batches:  # type: ignore[type-var]
             for number in track(range(self._steps), self._rung.name):
                 batch = next(batches)
                 self._tally.add(batch)

@@ -22,7 +22,7 @@ from mmdp.seen import Broken, Seen, same, see, without
 def poisons(place: Range) -> int:
     """A sample that kills whoever reads it is left out, and costs its neighbours nothing."""
     wanted = place.wanted()
-    bad = next(row[1] for one in wanted[2:] for row in one.rows if len(row) > 2)
+    bad = next(row[-1] for one in wanted[2:] for row in one.rows if len(row) > 1)  # the last: fewer processes start
     with tempfile.TemporaryDirectory(dir=place.folder) as marks:
         source = Poisoned(place.parts[0], bad, Path(marks), os.getpid())
         seen = list(place.batches("ray", source=source))
@@ -66,7 +66,7 @@ def kills_a_rank(place: Range) -> int:
             theirs.extend(again.batches())
     same(place.wanted(0, WORLD), mine, "rank 0")
     same(place.wanted(1, WORLD), theirs, "rank 1")
-    return has_died
+    return int(has_died)
 
 
 def kills_the_coordinator(place: Range) -> int:

@@ -1,6 +1,6 @@
 """A folder as an object store on this machine that answers as if it were far away.
 
-Adds: `local_store`, for as long as a block runs; `from_afar`, the same for a data set by its name; `s3_environment`,
+Adds: `serve`, for as long as a block runs; `from_afar`, the same for a data set by its name; `s3_environment`,
 which names a server to S3 clients; the command `python -m mmdp.local_store FOLDER`, which does it until Ctrl-C.
 Leaves out: the latency and the bandwidth (`relay`), and reading from a store (`store`).
 
@@ -43,7 +43,7 @@ _END_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def local_store(
+def serve(
     folder: Path | str, *, latency_ms: float = MEDIAN_MS, bytes_per_second: float = math.inf, seed: int = 0
 ) -> Iterator[str]:
     """Serves a folder, read-only, and has this process's environment name the server meanwhile.
@@ -99,7 +99,7 @@ def from_afar(data: str, *, latency_ms: float = MEDIAN_MS, config: Config | None
 
     Raises:
         FileNotFoundError: no such file.
-        ImportError, RuntimeError, ValueError: as `local_store`.
+        ImportError, RuntimeError, ValueError: as `serve`.
     """
     if is_remote(data) or data.startswith("hf:"):
         yield data
@@ -113,7 +113,7 @@ def from_afar(data: str, *, latency_ms: float = MEDIAN_MS, config: Config | None
         if not path.is_file():
             shown = shorten(str(path.absolute()), 300)
             raise FileNotFoundError(f"no such file: {shown}. Correct the path, which starts at the working folder")
-    with local_store(path.parent, latency_ms=latency_ms) as uri:
+    with serve(path.parent, latency_ms=latency_ms) as uri:
         yield f"{uri}/{path.name}"
 
 

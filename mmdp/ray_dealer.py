@@ -81,9 +81,7 @@ class Dealer:
         """A rank wants nothing more."""
         self._nodes.pop(rank, None)
         self._programs.pop(rank, None)
-        window = self._windows.pop(rank, None)
-        if window is not None:
-            window.end()
+        self._drop_window(rank)
 
     async def all_gone(self, seconds: float, program: str) -> None:
         """Returns once every rank that has joined has left, those of one program aside; or after so many seconds."""
@@ -100,10 +98,9 @@ class Dealer:
         Raises:
             ValueError: no state of this plan, or an epoch without a step.
         """
-        old = self._windows.pop(rank, None)
-        if old is not None:
-            old.end()
+        self._drop_window(rank)
         position = await asyncio.to_thread(self._begun, rank, state)
+        self._drop_window(rank)  # another loop may have begun meanwhile
         self._num_loops += 1
         window = Window(self._num_loops, self._job.depth, self._job.max_bytes, self._workers(), self._job.build)
         self._windows[rank] = window
@@ -249,6 +246,11 @@ class Dealer:
                 self._pool.staff.hire(job.num_workers)
             self._pool.begin(job.build)  # never ended: workers load it as soon as they come up, and keep it
         return self._pool
+
+    def _drop_window(self, rank: int) -> None:
+        window = self._windows.pop(rank, None)
+        if window is not None:
+            window.end()
 
     def _window(self, rank: int, loop: int) -> Window:
         window = self._windows.get(rank)

@@ -25,6 +25,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -50,6 +51,8 @@ _WHERE_WE_START = {
 _STARTS = 3
 """Tries: on a busy machine a node does not always come up within Ray's own 15 to 30 s."""
 
+_REACH_SECONDS = 10.0  # for a cluster to take a connection
+
 _LONGEST_FOLDER = 40
 """Characters: behind it come 65 of Ray's own, and the path of a socket has at most 107."""
 
@@ -59,21 +62,21 @@ class _Hold:
     """What this program holds.
 
     Attributes:
-        lock: around all of it.
+        lock: around all of it; the same thread may come twice, since the garbage collector closes sessions too.
         sessions: how many hold on to Ray.
         is_foreign: Ray was there before the first of them.
         folder: of the Ray that was started here.
         pid: of the process that did.
     """
 
-    lock: threading.Lock
+    lock: threading.RLock
     sessions: int = 0
     is_foreign: bool = False
     folder: str | None = None
     pid: int = 0
 
 
-_hold = _Hold(threading.Lock())
+_hold = _Hold(threading.RLock())
 
 
 class Session:
@@ -105,15 +108,15 @@ class Session:
                     _start(ray, num_cpus, store_bytes)
             elif not _hold.sessions:
                 _hold.is_foreign = True
-            here = ray.get_runtime_context().gcs_address
-            if address not in (None, "auto", "local", here):
+            here = str(ray.get_runtime_context().gcs_address)
+            if address is not None and not _is_at(address, here):
                 raise ValueError(
                     f"this program is on the Ray cluster at {here}, not on the one at {address}: leave that one first"
                 )
             _hold.sessions += 1
             self._is_open = True
         self.ray = ray
-        self.address = str(here)
+        self.address = here
 
     def close(self) -> None:
         """Lets go. The last one ends, or leaves, what the first one started, or joined."""
@@ -144,8 +147,26 @@ def load_ray(*, starts: bool = False) -> Any:
         raise ImportError("what runs on Ray needs the package ray, 2.55 or later: uv add ray") from error
 
 
+def _is_at(address: str, here: str) -> bool:
+    """Whether an address, as a user gives it, is that of a cluster, as Ray knows it."""
+    if ":" not in address or "://" in address:  # such as "auto"
+        return True
+    host, port = address.rsplit(":", 1)
+    there, known = here.rsplit(":", 1)
+    if port != known:
+        return False
+    try:
+        found = socket.gethostbyname(host)
+    except OSError:
+        found = host
+    return found == there or found.startswith("127.")
+
+
 def _join(ray: Any, address: str) -> None:
     try:
+        if ":" in address and "://" not in address:  # Ray itself tries for some minutes
+            host, port = address.rsplit(":", 1)
+            socket.create_connection((host, int(port)), _REACH_SECONDS).close()
         ray.init(address=address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False)
     except Exception as error:
         raise RuntimeError(

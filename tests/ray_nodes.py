@@ -7,10 +7,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 
-import ray_work
+import ray_work  # noqa: E402 - found by the line above
 
-from mmdp.ray_executor import RayExecutor
-from mmdp.ray_start import load_ray
+from mmdp.ray_executor import RayExecutor  # noqa: E402
+from mmdp.ray_start import load_ray  # noqa: E402
 
 NUM_CPUS = 4
 SECONDS = 60

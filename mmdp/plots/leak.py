@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from mmdp.plots.style import INK, SAMPLE_COLOURS, WIDTH, dress, layout, legend
+from mmdp.plots.style import INK, SAMPLE_COLOURS, WIDTH, dress, layout
 
 _DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 
@@ -52,22 +52,22 @@ def leak_curves(ways: Sequence[TrainedWay], *, title: str, window: int = 20) -> 
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
     keys = []
     for number, way in enumerate(ways):
-        style = {"color": SAMPLE_COLOURS[number % len(SAMPLE_COLOURS)], "linewidth": 2.0}
-        dash = _DASHES[number % len(_DASHES)]
+        colour, dash = SAMPLE_COLOURS[number % len(SAMPLE_COLOURS)], _DASHES[number % len(_DASHES)]
         smooth = np.convolve(np.asarray(way.losses, dtype=float), np.full(window, 1 / window), mode="valid")
-        left.plot(np.arange(window, len(way.losses) + 1), smooth, linestyle=dash, gid=way.name, **style)
-        keys.append(Line2D([], [], linestyle=dash, label=way.name, **style))
+        steps = np.arange(window, len(way.losses) + 1)
+        left.plot(steps, smooth, color=colour, linestyle=dash, linewidth=2, gid=way.name)
+        keys.append(Line2D([], [], color=colour, linestyle=dash, linewidth=2, label=way.name))
     _bars(right, ways)
     figure.suptitle(title, fontsize=11, color=INK)
     dress(left, "what training shows", f"steps, mean of the last {window}", "loss, nats a label token")
-    dress(right, "what the trained model does: each sample alone", "", "")
+    dress(right, "trained, then given each sample alone", "", "")
     right.tick_params(labelleft=True)
     groups = list(ways[0].alone)
     right.set_xticks(range(len(groups)), groups)
     right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: groups[round(value)]))
     left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     left.set_ylim(0, None)
-    legend(figure, keys)
+    figure.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)  # the names are long
     return figure
 
 
