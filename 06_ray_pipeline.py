@@ -70,7 +70,7 @@ budget = mmdp.Budget(config.max_tokens, config.max_images)
 sizes = mmdp.measure(source, encoder, budget=budget, samples=config.samples, strict=config.strict, cache=cache)
 plan = mmdp.plan(sizes, budget, seed=config.seed or 0)
 is_tiny = config.trainer == "tiny"
-device = (torch.accelerator.current_accelerator() if is_tiny else None) or torch.device("cpu")
+device = (torch.accelerator.current_accelerator(check_available=True) if is_tiny else None) or torch.device("cpu")
 train = ladder.tiny(encoder, device, config.seed or 0) if is_tiny else ladder.simulated(config.train_ms)
 setup = ladder.Setup(
     source,

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from mmdp.cli import speak_plainly
 from mmdp.config import cache_folder
@@ -52,6 +53,7 @@ class Drill:
         invariant: what must hold.
         run: does it; returns how often the fault struck, and raises `Broken`, or whatever else comes up.
         seconds: in which it must be over.
+        needs_ray: something in it runs on Ray.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Drill:
     invariant: str
     run: Callable[[Range], int]
     seconds: float = 120.0
+    needs_ray: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ DRILLS: Sequence[Drill] = (
         "503 SlowDown, twice for every file, while sizes are measured",
         "the same sizes, no sample left out",
         partial(measured, Fault("refuse", times=2, suffixes=())),
+        needs_ray=False,
     ),
     Drill("throttle", "503 SlowDown, twice for each", _SAME, partial(passes, Fault("refuse", share=_SOME, times=2))),
     Drill(
@@ -121,13 +125,15 @@ DRILLS: Sequence[Drill] = (
 
 
 def run_drills(drills: Sequence[Drill], place: Range) -> Iterator[Outcome]:
-    """What comes of each drill, one after the other.
+    """What comes of each drill, one after the other. Whoever asks for them starts Ray, with the first that needs it.
 
     Args:
         drills: which.
         place: where. It is not to be used again where one of them was not over in time.
     """
     for number, drill in enumerate(drills):
+        if drill.needs_ray:
+            place.start_ray()
         outcome, is_over = _run(drill, place)
         yield outcome
         if not is_over:
@@ -167,10 +173,10 @@ def _outcome(drill: Drill, broken: str, seconds: float = 0.0, struck: int = 0) -
 
 
 class _NoObituaries(io.TextIOBase):
-    """Standard error without what Ray says of each process that was killed here, which no option turns off."""
+    """A stream without what Ray says there of each process that was killed here, which no option turns off."""
 
-    def __init__(self) -> None:
-        self._there = sys.stderr
+    def __init__(self, there: TextIO) -> None:
+        self._there = there
         self._line = ""
 
     def write(self, text: str) -> int:
@@ -178,6 +184,9 @@ class _NoObituaries(io.TextIOBase):
         self._there.write("".join(f"{line}\n" for line in lines if "(raylet)" not in line))
         self._there.flush()
         return len(text)
+
+    def fileno(self) -> int:
+        return self._there.fileno()
 
     def isatty(self) -> bool:
         return False  # so that bars are lines, which come whole
@@ -194,9 +203,11 @@ def main(args: Sequence[str] | None = None) -> int:
     os.environ.pop("RAY_ADDRESS", None)  # processes are killed by their number: those of a Ray of our own
     chosen = [drill for drill in DRILLS if given.only is None or drill.name in given.only]
     outcomes: list[Outcome] = []
+    out = sys.stdout
     with (
         tempfile.TemporaryDirectory(prefix="mmdp-drill-") as folder,
-        contextlib.redirect_stderr(_NoObituaries()),
+        contextlib.redirect_stdout(_NoObituaries(out)),
+        contextlib.redirect_stderr(_NoObituaries(sys.stderr)),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", "a worker (actor died|process ended)", RuntimeWarning)  # which is the point
@@ -205,12 +216,12 @@ def main(args: Sequence[str] | None = None) -> int:
         with Range(demo_jsonl(cache_folder()), Path(folder)) as place:
             coming = run_drills(chosen, place)
             for number, drill in enumerate(chosen, 1):
-                print(f"{number}/{len(chosen)} {drill.name}: {drill.fault}", end="", flush=True)
+                print(f"{number}/{len(chosen)} {drill.name}: {drill.fault}", end="", flush=True, file=out)
                 outcome = next(coming)
                 verdict = "BROKEN" if outcome.broken else "kept"
-                print(f" | struck {outcome.struck} | {drill.invariant} | {verdict} | {outcome.seconds:.1f} s")
+                print(f" | struck {outcome.struck} | {drill.invariant} | {verdict} | {outcome.seconds:.1f} s", file=out)
                 if outcome.broken:
-                    print(f"    BROKEN: {outcome.broken}")
+                    print(f"    BROKEN: {outcome.broken}", file=out)
                 outcomes.append(outcome)
     counts = Counter("broken" if outcome.broken else "kept" for outcome in outcomes)
     seconds = sum(outcome.seconds for outcome in outcomes)

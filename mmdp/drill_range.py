@@ -178,7 +178,7 @@ class Range:
         """Worker actors for loaders."""
         from mmdp.ray_executor import RayExecutor
 
-        self._start_ray()
+        self.start_ray()
         return self._open.enter_context(RayExecutor(_NUM_WORKERS, num_cpus=_NUM_CPUS, views=True))
 
     def coordinator(self, *, anew: bool = False) -> Coordinator:
@@ -190,7 +190,7 @@ class Range:
         from mmdp.ray_coordinator import Coordinator
 
         if anew or self._coordinator is None:
-            self._start_ray()
+            self.start_ray()
             source, rows = self.parts
             made = Coordinator(
                 source,
@@ -216,7 +216,8 @@ class Range:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _start_ray(self) -> None:
+    def start_ray(self) -> None:
+        """Starts or joins Ray. One that is started ends with the thread that did it, so let that be one that stays."""
         from mmdp.ray_start import Session
 
         if self._session is None:

@@ -105,7 +105,7 @@ class StartsAnew(Loader):
 
 
 @pytest.fixture(scope="module")
-def broken_place(rows, tmp_path_factory):
+def broken_place(ray_cluster, rows, tmp_path_factory):
     """A range for loaders of a kind; threads come first, so that no actor is needed to see that they fail."""
     with Range(rows, tmp_path_factory.mktemp("broken"), samples=None) as made:
 
@@ -198,7 +198,7 @@ def test_the_command_ends_quietly(tmp_path):
 
 def test_the_command_fails_where_a_promise_is_broken(monkeypatch, capsys, rows):
     """Exit code 1, and the reason."""
-    monkeypatch.setattr(mmdp.drill, "DRILLS", [Drill("never", "nothing", "all is well", lambda _: 0)])
+    monkeypatch.setattr(mmdp.drill, "DRILLS", [Drill("never", "nothing", "all is well", lambda _: 0, needs_ray=False)])
     monkeypatch.setattr("mmdp.demo.demo_jsonl", lambda _: rows)
     monkeypatch.setattr("mmdp.drill.speak_plainly", lambda: None)
     monkeypatch.setenv("RAY_ADDRESS", "nowhere")  # so that what the command does to it is undone

@@ -188,6 +188,7 @@ def test_packed_rows_train(demo_reports):
     assert f"with a mask of ones the largest error would be {training['mistaken_error']:.2g}" in printed
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_training_on_a_perfect_loader(tmp_path):
     """`--perfect` replays a few batches, and says so."""
     flags = ("--samples", 24, "--train", 6, "--batch-size", 2, "--perfect")
