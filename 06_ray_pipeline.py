@@ -149,7 +149,7 @@ climb("references")
 climb("spread")
 climb("near")
 places = {node for figures in climbed.values() for node in figures.workers}
-if len(places) == 1:
+if len(places) == 1 and climbed.keys() & {"spread", "near"}:
     print("spread and near: there is one node, so where actors are can make no difference here")
 
 # %% [markdown]
@@ -166,11 +166,12 @@ if misses:
 if config.trace is not None:
     print(f"    trace: {write_trace(merge([rung.spans for rung in rungs]), config.trace)}")
 last = rungs[-1]
+ends = [rungs[0], last] if len(rungs) > 1 else rungs
 report(
     "06 ray pipeline",
     last.tally,
     config,
-    f"waits {rungs[0].wait_ratio:.1%} on {rungs[0].rung.name}, {last.wait_ratio:.1%} on {last.rung.name}",
+    ", ".join(f"waits {rung.wait_ratio:.1%} on {rung.rung.name}" for rung in ends),
     sizes.messages(),
     step_floor=floor,
     latency_ms=config.latency_ms if is_served else None,
