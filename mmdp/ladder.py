@@ -154,7 +154,7 @@ def open_rung(rung: Rung, setup: Setup) -> Iterator[Opened]:
     """
     passed = Passed()
     if not rung.has_actors:
-        with closing(_on_request(setup, partial(map, setup.build))) as batches:
+        with closing(_on_request(setup, partial(map, replace(setup.build, side_by_side=False)))) as batches:
             yield Opened(batches, passed)
     elif not rung.is_ahead:
         from mmdp.ray_executor import RayExecutor

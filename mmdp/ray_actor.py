@@ -118,6 +118,10 @@ class Worker:
     def end(self) -> None:
         """Ends the actor at once, and whatever it does."""
         self.is_ended = True
+        self.make_sure()
+
+    def make_sure(self) -> None:
+        """Ends an actor that is taken for dead: it may only be out of reach, and must not come back."""
         load_ray().kill(self.actor)
 
 

@@ -117,6 +117,7 @@ class Staff:
         if seat.worker is not worker:
             return False
         self.deaths += 1
+        worker.make_sure()
         warnings.warn(f"a worker actor died {when}; a new one starts. {death}", RuntimeWarning, stacklevel=2)
         self._empty(seat)
         return True

@@ -137,12 +137,14 @@ class ImageRef:
     Attributes:
         name: the name the row gives, relative to `root`; only a label where `data` is given.
         root: the folder, or the URI of one in a store, that the name may not leave.
-        data: the file's own bytes, where the row carries them (Parquet, the Hub).
+        data: the file's own bytes, where the row carries them (Parquet, the Hub), or they were fetched ahead.
+        failure: what came in place of bytes that were fetched ahead; whoever reads the image meets it.
     """
 
     name: str
     root: str = ""
     data: bytes | None = field(default=None, repr=False)
+    failure: Exception | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from mmdp.encode import Encoder
+from mmdp.fetch_loop import wait as wait_for
 from mmdp.records import IGNORE, DataError, Encoded, Reason, Row, Sample
 from mmdp.remote import FetchError
 from mmdp.samples_ahead import fetch_samples
@@ -142,6 +143,7 @@ class RowBuilder:
         sizes: what was measured; ids and labels come from its cache. None encodes anew.
         pixels: False leaves the images out, for counting only.
         strict: raise a sample's error instead of counting it.
+        side_by_side: fetch all images of a row at once, where they lie in a store.
 
     Raises:
         ValueError: sizes of another source or encoder.
@@ -152,6 +154,7 @@ class RowBuilder:
     sizes: Sizes | None = None
     pixels: bool = True
     strict: bool = False
+    side_by_side: bool = True
 
     def __post_init__(self) -> None:
         if self.sizes is not None and self.sizes.fingerprint != fingerprint_of(self.source, self.encoder):
@@ -164,6 +167,8 @@ class RowBuilder:
             DataError: in strict mode, for the first sample that fails.
             OSError: a file that exists could not be read, three times over.
         """
+        if self.side_by_side and getattr(self.source, "max_fetches", 1) > 1:
+            return self.assemble(wait_for(self.fetch(indices)))
         return build_row(map(int, indices), self._one, name=self.source.name, strict=self.strict)
 
     async def fetch(self, indices: Sequence[int] | np.ndarray) -> tuple[tuple[int, ...], Mapping[int, Sample]]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mmdp.records import DataError, ImageRef, Sample
+from mmdp.remote import FetchError
 from mmdp.spans import span
 from mmdp.store import aread
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 async def fetch_samples(source: Source, indices: Sequence[int], *, images: bool = True) -> dict[int, Sample]:
     """The samples, their images read side by side.
 
-    Nothing fails here. A sample or an image that can't be read is left as it was, so that whoever builds the row meets
-    the error in its place, with all the patience it is due.
+    Nothing fails here. An image that a store does not give carries the failure with it, and a file that can't be read
+    is left as it was; so whoever builds the row meets the error in its place, and no store is asked again in vain.
 
     Args:
         source: the samples.
@@ -51,6 +52,8 @@ async def _with_bytes(ref: ImageRef) -> ImageRef:
         with span("fetch") as work:
             data = await aread(ref)
             work.add(num_bytes=len(data))
-    except (DataError, OSError):
+    except (DataError, FetchError) as error:
+        return replace(ref, failure=error)
+    except OSError:
         return ref
     return replace(ref, data=data)

@@ -38,7 +38,7 @@ def use_root(root: str, access: Access) -> None:
 
 def is_far(ref: ImageRef) -> bool:
     """Whether the bytes of an image must be fetched, so that asking for many at once pays."""
-    return ref.data is None and is_remote(ref.root)
+    return ref.data is None and ref.failure is None and is_remote(ref.root)
 
 
 def read(ref: ImageRef, limit: int | None = None) -> bytes:
@@ -124,6 +124,8 @@ def _read(refs: Sequence[ImageRef], limit: int | None) -> list[bytes | DataError
 
 
 def _read_near(ref: ImageRef, limit: int | None) -> bytes:
+    if ref.failure is not None:
+        raise ref.failure
     if ref.data is not None:
         return ref.data
     if not ref.root:

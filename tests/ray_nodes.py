@@ -12,7 +12,7 @@ import ray_work  # noqa: E402 - found by the line above
 from mmdp.ray_executor import RayExecutor  # noqa: E402
 from mmdp.ray_start import load_ray  # noqa: E402
 
-NUM_CPUS = 4
+NUM_CPUS = 2
 SECONDS = 60
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     try:
         found: dict[str, object] = {}
         for placement in ("near", "spread"):
-            with RayExecutor(4, num_cpus=1, address=cluster.address, placement=placement) as actors:
+            with RayExecutor(2, num_cpus=1, address=cluster.address, placement=placement) as actors:
                 found[placement] = spread_over(actors)
                 if placement == "spread":
                     results = []

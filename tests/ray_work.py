@@ -6,6 +6,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from mmdp.records import DataError, Encoded, ImageLayout, Reason, Sample, Turn
+
 
 @dataclass(frozen=True)
 class TwoPhases:
@@ -77,7 +81,6 @@ class CountsTries:
 
 def puts(item):
     """A reference to an object that belongs to the worker, and the worker's process."""
-    import numpy as np
     import ray
 
     from mmdp.ray_worker import pack
@@ -87,11 +90,45 @@ def puts(item):
 
 def block(item):
     """6 MB of the item's number, and the worker's process."""
-    import numpy as np
-
     return np.full(6_000_000, item, np.uint8), os.getpid()
 
 
 def process(item):
     """The process that worked on the item."""
     return os.getpid()
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Source and encoder in one, which needs no tokenizer: sample i has 20 + i % 7 tokens and, at odd i, an image."""
+
+    num_samples: int
+    side: int = 16  # pixels
+    gone: int = -1  # this sample can't be read
+
+    name = "plain"
+    pad_id = 0
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.num_samples} {self.side}"
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> Sample:
+        if index == self.gone:
+            raise DataError(Reason.MISSING_IMAGE, f"sample {index} is gone")
+        return Sample(str(index), (), (Turn("assistant", ("",)),), f"plain:{index}")
+
+    def image_sizes(self, sample: Sample) -> list[tuple[int, int]]:
+        return [(self.side, self.side)] * (int(sample.id) % 2)
+
+    def encode(self, sample: Sample, image_sizes: object = None) -> Encoded:
+        index = int(sample.id)
+        ids = np.arange(20 + index % 7, dtype=np.int32)
+        layout = ImageLayout(tokens=4, vision=4, height=self.side, width=self.side)
+        return Encoded(ids, ids.copy(), (layout,) * (index % 2))
+
+    def pixels(self, sample: Sample, encoded: Encoded) -> list[np.ndarray]:
+        return [np.full((3, at.height, at.width), int(sample.id) % 256, dtype=np.uint8) for at in encoded.layouts]

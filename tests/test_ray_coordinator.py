@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from odd_sources import Kills
+from ray_work import Plain
 from runs import Parts, digest, make_parts
 
 import mmdp
@@ -36,6 +38,17 @@ def wanted(parts) -> list[list[str]]:
     """For each rank, the digests of Loader's batches, epoch after epoch."""
     loaders = [Loader(*parts, batch_size=2, rank=rank, world_size=WORLD, executor="inline") for rank in range(WORLD)]
     return [[digest(batch) for _ in range(6) for batch in loader] for loader in loaders]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Parts:
+    """Samples that workers need no tokenizer for, since that takes most of their start."""
+    return plain_parts(Plain(40))
+
+
+def plain_parts(plain: Plain) -> Parts:
+    sizes = mmdp.measure(plain, plain)
+    return Parts(plain, plain, mmdp.plan(sizes, mmdp.Budget(64, 2), window=8, block=2, buffer=16))
 
 
 @pytest.fixture(scope="module")
@@ -143,19 +156,17 @@ def test_epochs_may_be_chosen(coordinator, wanted, parts):
     close([rank, other])
 
 
-def test_another_world_and_batch_size_give_the_same_rows(coordinator, parts, wanted):
+def test_another_world_and_batch_size_give_the_same_rows(ray_cluster, plain):
     """Law 12: a state of two ranks goes on with one rank and other batches, the last incomplete step dropped."""
-    ranks = readers("shared")
-    for batches in islice(zip(*ranks, strict=True), 2):
-        assert len(batches) == WORLD
-    state = ranks[0].state_dict()
-    close(ranks)
-    left = len(parts.plan.epoch(0)) - state["cursor"]
+    two = Loader(*plain, batch_size=2, world_size=WORLD, executor="inline")
+    assert 2 == len(list(islice(two, 2)))
+    state = two.state_dict()
+    left = len(plain.plan.epoch(0)) - state["cursor"]
     options = {"batch_size": next(size for size in (3, 4, 5) if left % size), "drop_last": True}
-    loader = Loader(*parts, executor="inline", **options)
+    loader = Loader(*plain, executor="inline", **options)
     loader.load_state_dict(state)
     with (
-        Coordinator(*parts, name="one", num_workers=1, num_cpus=0.1, **options),
+        Coordinator(*plain, name="one", num_workers=1, num_cpus=0.1, **options),
         RankReader("one") as rank,
     ):
         rank.load_state_dict(state)
@@ -185,58 +196,53 @@ def test_a_worker_that_is_killed_costs_a_moment(coordinator, wanted):
     close(ranks)
 
 
-def test_a_sample_that_kills_is_left_out_as_in_a_loader(ray_cluster, parts):
+def test_a_sample_that_kills_is_left_out_as_in_a_loader(ray_cluster, plain):
     """A row that kills is built sample by sample: one image does not cost its neighbours; and it is counted."""
-    row = next(row.tolist() for row in parts.plan.epoch(0) if len(row) == 3)
+    row = next(row.tolist() for row in plain.plan.epoch(0) if len(row) == 2)
     bad = row[1]
-    source = Kills(parts.source, (bad,), os.getpid())
-    whole = {batch.samples: digest(batch) for batch in Loader(*parts, batch_size=2, executor="inline")}
+    source = Kills(plain.source, (bad,), os.getpid())
+    whole = {batch.samples: digest(batch) for batch in Loader(*plain, batch_size=2, executor="inline")}
     with (
-        Coordinator(source, *parts[1:], name="killed", batch_size=2, num_workers=1, num_cpus=0.1) as coordinator,
+        Coordinator(source, *plain[1:], name="killed", batch_size=2, num_workers=1, num_cpus=0.1) as coordinator,
         RankReader("killed") as rank,
     ):
         batches = list(rank)
         assert {"killed_worker": 1} == rank.skipped
         assert {bad: Reason.KILLED_WORKER} == {i: why for batch in batches for i, why in batch.skipped.items()}
-        assert (row[0], row[2]) in [samples for batch in batches for samples in batch.samples]
+        assert (row[0],) in [samples for batch in batches for samples in batch.samples]
         untouched = [batch for batch in batches if not batch.skipped]
         assert [whole[batch.samples] for batch in untouched] == [digest(batch) for batch in untouched]
         assert len(whole) - 1 == len(untouched)
         assert 2 <= coordinator.stats()["deaths"] <= 3, "with others, alone, and as a sample"
 
 
-def test_an_error_comes_at_its_place(ray_cluster, tmp_path):
+def test_an_error_comes_at_its_place(ray_cluster, plain):
     """Law 8: in strict mode a bad sample is an error of its batch, with the row's name; those before it come."""
-    parts = make_parts(tmp_path, repeat=4)
-    rows = [row.tolist() for row in parts.plan.epoch(0)]
-    last = next(sample for row in reversed(rows) for sample in row if parts.source[sample].images)
-    (tmp_path / parts.source[last].images[0].name).unlink()
+    rows = [row.tolist() for row in plain.plan.epoch(0)]
+    gone = rows[-3][0]
+    source = replace(plain.source, gone=gone)
     with (
-        Coordinator(*parts, name="strict", batch_size=1, num_workers=1, num_cpus=0.1, strict=True),
+        Coordinator(source, *plain[1:], name="strict", batch_size=1, num_workers=1, num_cpus=0.1, strict=True),
         RankReader("strict", ahead=1) as rank,
     ):
         seen = []
-        with pytest.raises(DataError, match="no file") as caught:
+        with pytest.raises(DataError, match=f"sample {gone} is gone") as caught:
             seen.extend(batch.samples[0] for batch in rank)
-        at = next(place for place, row in enumerate(rows) if last in row)
-        assert [tuple(row) for row in rows[:at]] == seen
-        assert str(tuple(rows[at])) in "".join(caught.value.__notes__)
-        assert at == rank.state_dict()["cursor"]
+        assert [tuple(row) for row in rows[:-3]] == seen
+        assert str(tuple(rows[-3])) in "".join(caught.value.__notes__)
+        assert len(rows) - 3 == rank.state_dict()["cursor"]
 
 
-@pytest.mark.parametrize("moment", ["between batches", "while a rank waits"])
-def test_a_coordinator_that_dies_is_told_within_seconds(ray_cluster, parts, moment):
-    """Law 11, RAY-08: every rank hears of it, also one that waits; closing all is no error then."""
-    made = Coordinator(*parts, name=f"dies {moment}", batch_size=2, world_size=WORLD, num_workers=1, num_cpus=0.1)
-    ranks = readers(made.name, ahead=1)
+def test_a_coordinator_that_dies_is_told_within_seconds(ray_cluster, plain):
+    """Law 11, RAY-08: every rank hears of it, in a loop or before it; closing all is no error then."""
+    made = Coordinator(*plain, name="dies", batch_size=2, world_size=WORLD, num_workers=1, num_cpus=0.1)
+    ranks = readers("dies", ahead=1)
     loops = [iter(rank) for rank in ranks]
-    if moment == "between batches":
-        for loop in loops:
-            next(loop)
+    next(loops[0])
     os.kill(made.stats()["pid"], signal.SIGKILL)
     start = time.monotonic()
     for loop in loops:
-        with pytest.raises(RuntimeError, match=r"the coordinator 'dies .*' has died.*go on from the last state"):
+        with pytest.raises(RuntimeError, match=r"the coordinator 'dies' has died.*go on from the last state"):
             list(loop)
     assert time.monotonic() - start < SECONDS
     close(ranks)
@@ -299,9 +305,9 @@ def test_one_rank_in_two_places_is_told(coordinator, wanted):
 
 
 @pytest.fixture(scope="module")
-def heavy(tmp_path_factory) -> Parts:
-    """Samples of one image of 1.5 MB; rows of two or three."""
-    return make_parts(tmp_path_factory.mktemp("heavy"), (1,), repeat=80, side=700)
+def heavy() -> Parts:
+    """Forty images of 3 MB; a row has two samples, or three."""
+    return plain_parts(Plain(80, side=1000))
 
 
 @pytest.mark.parametrize("by_value", [False, True])
@@ -315,7 +321,7 @@ def test_no_tensor_goes_through_the_coordinator(ray_cluster, heavy, by_value):
         before = coordinator.stats()
         seen = [digest(batch) for batch in rank]
         after = coordinator.stats()
-        num_bytes, num_rows = 80 * 3 * 700 * 700, len(heavy.plan.epoch(0))
+        num_bytes, num_rows = 40 * 3 * 1000 * 1000, sum(any(row % 2) for row in heavy.plan.epoch(0))
         assert num_bytes <= after["bytes"] == rank.counts.bytes <= 1.01 * num_bytes
         looked_at = after["store_memory"] - before["store_memory"]
         grown = after["peak_memory"] - before["peak_memory"]
@@ -324,10 +330,11 @@ def test_no_tensor_goes_through_the_coordinator(ray_cluster, heavy, by_value):
             assert looked_at > 2**23, "the measure shows what passes through"
             assert num_rows + len(seen) == after["objects"]
         else:
-            assert 0 == after["bytes_by_value"] == after["bytes_inline"]
+            assert 0 == after["bytes_by_value"]
+            assert after["bytes_inline"] < num_bytes / 100, "rows without an image come with the answer"
             assert looked_at < num_bytes / 100
             assert grown - looked_at < num_bytes / 10
-            assert num_rows == after["objects"], "one a row"
+            assert num_rows == after["objects"], "one a row that has an image"
         assert 0 < after["peak_bytes"] <= 2**25
     assert [digest(batch) for batch in Loader(*heavy, batch_size=4, executor="inline")] == seen
 

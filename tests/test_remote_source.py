@@ -320,6 +320,33 @@ def test_what_a_store_has_refused_is_not_asked_again(point_at, tmp_path):
         assert 1 == len(shelf.asked) - before
 
 
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_a_row_waits_once_for_all_its_images(point_at, tmp_path, side_by_side):
+    """Fetched at once or one by one, the row is the same, and an image that is not there is asked for once."""
+    path = write_data(tmp_path / "near", (2, 2, 0, 1))
+    encoder = mmdp.Encoder(tokenizer(), "fixed:16")
+    near = mmdp.open_source(path)
+    wanted = mmdp.RowBuilder(near, encoder, mmdp.measure(near, encoder, cache=tmp_path / "a"))([0, 2, 3])
+    files = upload(None, "b", path.parent, "v1")
+    with Shelf(files) as shelf:
+        point_at(shelf.endpoint)
+        source = mmdp.open_source("s3://b/v1/rows.jsonl")
+        sizes = mmdp.measure(source, encoder, cache=tmp_path / "b")
+        build = mmdp.RowBuilder(source, encoder, sizes, side_by_side=side_by_side)
+        del shelf.files["b/v1/1-1.png"]
+        shelf._delay = 0.2
+        shelf.asked.clear()
+        shelf.most = 0
+        row = build([0, 1, 2, 3])
+        assert wanted.samples == row.samples
+        assert {1: Reason.MISSING_IMAGE} == row.skipped
+        assert all((one == other).all() for one, other in zip(wanted.images, row.images, strict=True))
+        assert (5 if side_by_side else 1) == shelf.most
+        assert sorted(f"b/v1/{name}.png" for name in ("0-0", "0-1", "1-0", "1-1", "3-0")) == sorted(
+            key for key, _ in shelf.asked
+        )
+
+
 def test_lazy_sizes_and_strict_ones_work_the_same(point_at, tmp_path):
     """A missing image is counted by its reason, or raised; lazily, when it is asked for."""
     path = write_data(tmp_path / "near")

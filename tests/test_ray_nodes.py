@@ -1,0 +1,31 @@
+"""Laws of placement and of a node that is lost, on two Ray nodes of this machine, in a program of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "ray_nodes.py"
+
+
+@pytest.fixture(scope="module")
+def found() -> dict:
+    """What the script prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=170, env=environment)
+    assert 0 == done.returncode, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_actors_are_where_they_are_wanted(found):
+    """RAY-07: `spread` is within one of even, `near` is on one node; and what came of it is told."""
+    assert [1, 1] == found["spread"]
+    assert [2] == found["near"]
+
+
+def test_a_node_that_is_lost_costs_no_result(found):
+    """Law 11, RAY-08: actors and results that were on it are made again; all come, in order, each once."""
+    assert list(range(40)) == found["results"]
