@@ -85,7 +85,10 @@ class Exact:
     def __getitem__(self, index: int) -> Sample:
         return Sample(str(index), (), (Turn("assistant", ("",)),), f"exact:{index}")
 
-    def encode(self, sample: Sample) -> Encoded:
+    def image_sizes(self, sample: Sample) -> list[tuple[int, int]]:
+        return [(self.side, self.side)] * (self.images[int(sample.id)] if self.images is not None else 0)
+
+    def encode(self, sample: Sample, image_sizes: Sequence[tuple[int, int]] | None = None) -> Encoded:  # noqa: ARG002
         index = int(sample.id)
         ids = np.ones(self.tokens[index], dtype=np.int32)
         ids[0] = index + 10
