@@ -764,7 +764,7 @@ def test_executors_by_name():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: executor("thread", 2), "no executor is called 'thread': choose inline, threads or processes"),
+        (lambda: executor("thread", 2), "no executor is called 'thread': choose inline, threads, processes or ray"),
         (lambda: executor("threads", 0), "0 workers do nothing"),
         (lambda: Processes(-1), "-1 workers do nothing"),
         (lambda: Processes(2, "fork server"), "no start method 'fork server' here"),

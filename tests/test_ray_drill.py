@@ -29,6 +29,8 @@ from mmdp.loader import Loader
 
 pytest.importorskip("ray")
 
+pytestmark = pytest.mark.long
+
 BY_NAME = {drill.name: drill for drill in DRILLS}
 MEND = Fault("refuse", share=0.5, times=1)
 

@@ -25,7 +25,7 @@ from mmdp.ladder import RUNGS, Setup, open_rung, simulated
 
 pytest.importorskip("ray")
 
-pytestmark = pytest.mark.timeout(400)  # six rungs, each with actors that import torch anew
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]  # six rungs, each with actors that import torch anew
 
 STEPS, TRAIN_MS, LATENCY_MS = 5, 150, 20
 SETTINGS = ("--steps", STEPS, "--train-ms", TRAIN_MS, "--latency-ms", LATENCY_MS, "--samples", 150, "--batch-size", 4)
