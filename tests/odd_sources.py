@@ -88,7 +88,7 @@ class Exact:
     def image_sizes(self, sample: Sample) -> list[tuple[int, int]]:
         return [(self.side, self.side)] * (self.images[int(sample.id)] if self.images is not None else 0)
 
-    def encode(self, sample: Sample, image_sizes: Sequence[tuple[int, int]] | None = None) -> Encoded:  # noqa: ARG002
+    def encode(self, sample: Sample, image_sizes: Sequence[tuple[int, int]] | None = None) -> Encoded:
         index = int(sample.id)
         ids = np.ones(self.tokens[index], dtype=np.int32)
         ids[0] = index + 10
