@@ -70,7 +70,7 @@ class Fault:
     def reaches(self, key: str) -> bool:
         """Whether a key is among those that are struck.
 
-        >>> Fault("reset", share=0.5).reaches("a.png"), Fault("reset").reaches("train.jsonl")
+        >>> Fault("reset").reaches("a.png"), Fault("reset").reaches("train.jsonl")
         (True, False)
         """
         if self.suffixes and not key.endswith(self.suffixes):
