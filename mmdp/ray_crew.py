@@ -6,7 +6,6 @@ Leaves out: the event loop and the actors (`ray_engine`), and what becomes of an
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 from collections.abc import Callable
@@ -14,8 +13,8 @@ from typing import Any
 
 from mmdp.in_order import Task
 from mmdp.ray_engine import Engine
+from mmdp.ray_fetch import BlockLost, fetched
 from mmdp.ray_job import Built, Run
-from mmdp.ray_start import load_ray
 from mmdp.ray_worker import Block, unpack
 from mmdp.wire import Raised, WorkerDied, WorkerError
 
@@ -143,8 +142,8 @@ class RayCrew:
         if self._keeps_references:
             return (built.meta, built.block), False
         try:
-            return await asyncio.wrap_future(built.block.future()), False
-        except load_ray().exceptions.ObjectLostError as error:
+            return await fetched(built), False
+        except BlockLost as error:
             lost = f"the result was lost with the node it lay on, {_TRIES} times over: {error}"
             return Raised(WorkerError(lost)), True
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from mmdp import ray_start
 from mmdp.ray_deal import Dealt, DealtRow, Finished, Job, Terms
-from mmdp.ray_job import Built
+from mmdp.ray_fetch import fetched
 from mmdp.ray_pool import WorkerPool
 from mmdp.ray_window import Row, Window
 from mmdp.ray_worker import Block, add_to_path
@@ -227,9 +227,9 @@ class Dealer:
         blocks: list[Block] = []
         num_bytes = sum(part.meta.num_bytes for part in row.parts)
         if self._job.by_value:
-            blocks = await asyncio.gather(*(asyncio.wrap_future(part.block.future()) for part in row.parts))
+            blocks = await asyncio.gather(*map(fetched, row.parts))
             self._counts["bytes_by_value"] += num_bytes
-            row.parts = [Built(part.meta, None) for part in row.parts]  # the references go
+            row.parts = [part._replace(block=None) for part in row.parts]  # the references go
         self._counts["rows"] += 1
         self._counts["bytes"] += num_bytes
         return DealtRow(row.samples, row.parts, tuple(row.killed), blocks)

@@ -233,19 +233,21 @@ def _rebuild(
     )
 
 
-def read(block: Ref, *, views: bool = False) -> Any:
+def read(block: Ref, *, views: bool = False, timeout: float = 600.0) -> Any:
     """The result that a reference of `run_references` stands for.
 
     Args:
         block: the reference.
         views: its arrays are read-only views of the object store, and keep the block alive.
+        timeout: seconds to wait; after a node was lost, Ray does not always say so.
 
     Raises:
         RuntimeError: it is gone, with the program or the node it belonged to.
+        TimeoutError: the time is over.
     """
     ray = load_ray()
     try:
-        return unpack(ray.get(block), views=views)
+        return unpack(ray.get(block, timeout=timeout), views=views)
     except ray.exceptions.ObjectLostError as error:
         raise RuntimeError(
             f"the block is gone ({type(error).__name__}): the program that asked for it has ended, or the node where "

@@ -20,10 +20,12 @@ class Built(NamedTuple):
     Attributes:
         meta: the few bytes about it.
         block: reference to its result; to None where `meta` has a failure.
+        node: where it was made.
     """
 
     meta: Meta
     block: Ref
+    node: str = ""
 
 
 @dataclass(slots=True, eq=False)

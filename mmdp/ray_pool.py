@@ -154,7 +154,8 @@ class WorkerPool:
 
     async def _work(self, seat: Seat, worker: Worker, job: Job) -> None:
         try:
-            built = Built(*await worker.work(job.run.function, job.block, job.run.number, job.timeout))
+            answer = await worker.work(job.run.function, job.block, job.run.number, job.timeout)
+            built = Built(*answer, worker.place.node)
             if not job.outcome.done():
                 job.outcome.set_result(built)
         except TimeoutError:

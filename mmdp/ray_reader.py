@@ -27,6 +27,7 @@ from mmdp.in_order import name_item
 from mmdp.ray_call import CallStopped, answer, find
 from mmdp.ray_coordinator import NAME
 from mmdp.ray_deal import Dealt, DealtRow, Finished
+from mmdp.ray_fetch import BlockLost, fetch
 from mmdp.ray_start import Session, program_id
 from mmdp.ray_worker import unpack
 from mmdp.records import Batch, Reason, Row
@@ -117,9 +118,8 @@ class RankReader:
         self._loop: weakref.ref[Generator[Batch, None, None]] | None = None
         self._session = Session(address)
         try:
-            self._ray = self._session.ray
             self._actor = find(name, patience)
-            node = self._ray.get_runtime_context().get_node_id()
+            node = self._session.ray.get_runtime_context().get_node_id()
             self._terms, self._state = self._call("join", rank, world_size, node, program_id())
             self._failures = Failures(self._terms.max_failures)
             self.skipped = self._failures.skipped
@@ -256,14 +256,11 @@ class RankReader:
                 raise error
         for _ in range(_TRIES):
             try:
-                blocks = row.blocks or self._ray.get([part.block for part in row.parts], timeout=self._timeout)
+                blocks = row.blocks or fetch(row.parts, self._timeout)
                 return list(untraced(unpack(block, views=True) for block in blocks))
-            except self._ray.exceptions.OwnerDiedError:
-                break  # the coordinator has gone, as the next call says
-            except self._ray.exceptions.ObjectLostError:
+            except BlockLost:
                 self.counts.lost += 1
-                row = self._call("again", self._rank, loop, step, place)
-        self._call("terms")
+                row = self._call("again", self._rank, loop, step, place)  # or the coordinator has gone, as this says
         raise RuntimeError(f"the row of samples {name_item(row.samples)} was lost {_TRIES} times over, with its node")
 
     def _call(self, method: str, *arguments: Any) -> Any:

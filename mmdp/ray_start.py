@@ -260,6 +260,11 @@ def free_cpus() -> float:
     return float(load_ray().available_resources().get("CPU", 0))
 
 
+def is_alive(node: str) -> bool:
+    """Whether the cluster still has a node. It takes Ray some 15 s to be sure that it has not."""
+    return any(known["NodeID"] == node and known["Alive"] for known in load_ray().nodes())
+
+
 def store_bytes() -> int:
     """Bytes of the smallest object store among the nodes."""
     stores = [node["Resources"].get("object_store_memory", 0) for node in load_ray().nodes() if node["Alive"]]

@@ -70,9 +70,10 @@ class CountsTries:
 
     def __call__(self, item):
         (self.folder / f"{item}-{time.monotonic_ns()}").touch()
-        time.sleep(0.5 if abs(item - self.bad) < 3 else 0.01)  # so that others are in work with it
         if item == self.bad:
+            time.sleep(0.3)
             os._exit(1)
+        time.sleep(1 if abs(item - self.bad) < 3 else 0.01)  # so that others are in work with it
         return item
 
     def tries(self, item):

@@ -17,8 +17,10 @@ from ray_work import Plain
 from runs import Parts, digest, make_parts
 
 import mmdp
+from mmdp import ray_reader
 from mmdp.loader import Loader
 from mmdp.ray_coordinator import Coordinator
+from mmdp.ray_fetch import BlockLost
 from mmdp.ray_reader import RankReader
 from mmdp.ray_start import used_store_bytes
 from mmdp.records import DataError, Reason
@@ -166,12 +168,13 @@ def test_another_world_and_batch_size_give_the_same_rows(ray_cluster, plain):
     loader = Loader(*plain, executor="inline", **options)
     loader.load_state_dict(state)
     with (
-        Coordinator(*plain, name="one", num_workers=1, num_cpus=0.1, **options),
+        Coordinator(*plain, name="one", num_workers=1, num_cpus=0.1, placement="near", **options) as coordinator,
         RankReader("one") as rank,
     ):
         rank.load_state_dict(state)
         assert [digest(batch) for batch in loader] == [digest(batch) for batch in rank]
         assert loader.dropped == rank.dropped
+        assert {coordinator.stats()["ranks"][0]: 1} == coordinator.stats()["workers"], "near is on the rank's node"
         assert loader.dropped
 
 
@@ -193,6 +196,26 @@ def test_a_worker_that_is_killed_costs_a_moment(coordinator, wanted):
     assert begins(wanted, seen)
     assert before["deaths"] + 1 <= coordinator.stats()["deaths"]
     assert [{}, {}] == [rank.skipped for rank in ranks]
+    close(ranks)
+
+
+def test_a_block_that_is_lost_is_made_again(coordinator, wanted, monkeypatch):
+    """Law 11: a rank that can't have a row, since its node has gone, asks for it again, and gets the same one."""
+    fetch, lost = ray_reader.fetch, []
+
+    def lose_some(parts, seconds):
+        if len(lost) < 3:
+            lost.append(parts)
+            raise BlockLost("its node is gone")
+        return fetch(parts, seconds)
+
+    monkeypatch.setattr(ray_reader, "fetch", lose_some)
+    ranks = readers("shared")
+    with pytest.raises(RuntimeError, match="was lost 3 times over, with its node"):
+        next(iter(ranks[0]))
+    lost.pop()
+    assert begins(wanted, in_step(ranks))
+    assert 4 == sum(rank.counts.lost for rank in ranks)
     close(ranks)
 
 
