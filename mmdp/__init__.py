@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from mmdp.objective import loss
     from mmdp.packed_dataset import PackedDataset
     from mmdp.planner import plan
-    from mmdp.records import Budget, DataError
+    from mmdp.records import Budget
+    from mmdp.refusals import DataError
     from mmdp.sizes import measure
     from mmdp.sources import open_source
     from mmdp.stream_loader import StreamLoader
@@ -57,7 +58,7 @@ __all__ = [
 
 _HOME = {
     "Budget": "records",
-    "DataError": "records",
+    "DataError": "refusals",
     "Encoder": "encode",
     "Loader": "loader",
     "PackedDataset": "packed_dataset",

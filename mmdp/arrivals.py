@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from mmdp.batching import with_patience
-from mmdp.records import Budget, DataError, Encoded, Reason, Sample, Size, shorten
+from mmdp.records import Budget, Encoded, Sample, Size
+from mmdp.refusals import DataError, Reason, shorten
 
 if TYPE_CHECKING:
     from mmdp.encode import Encoder

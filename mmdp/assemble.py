@@ -19,7 +19,8 @@ from mmdp import executors, spans
 from mmdp.batching import batch, join, merge
 from mmdp.executors import Executor, Processes, WorkerDied
 from mmdp.failures import Failures
-from mmdp.records import Batch, Reason, Row
+from mmdp.records import Batch, Row
+from mmdp.refusals import Reason
 from mmdp.traced import traced, untraced
 
 MAX_BYTES = 256 * 2**20

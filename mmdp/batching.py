@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from mmdp.records import IGNORE, Batch, ImageBuffer, Reason, Row
+from mmdp.records import IGNORE, Batch, ImageBuffer, Row
+from mmdp.refusals import Reason
 from mmdp.row_builder import RowBuilder, build_row, join, merge, with_patience
 
 __all__ = ["RowBuilder", "Rows", "batch", "build_row", "join", "merge", "with_patience"]

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from mmdp.records import IGNORE, DataError, Reason, Turn, shorten
+from mmdp.records import IGNORE, Turn
+from mmdp.refusals import DataError, Reason, shorten
 from mmdp.template import CHATML, PROBE, ImageSlot, Marks, Piece, Slot, Template, Text
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from mmdp.config import Config
 from mmdp.metrics import Tally, report_line
-from mmdp.records import DataError
+from mmdp.refusals import DataError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

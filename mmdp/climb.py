@@ -23,7 +23,8 @@ from mmdp.diagnosis import Diagnosis, diagnose
 from mmdp.ladder import RUNGS, Opened, Rung, Setup, open_rung
 from mmdp.metrics import Tally
 from mmdp.progress import track
-from mmdp.records import Batch, shorten
+from mmdp.records import Batch
+from mmdp.refusals import shorten
 from mmdp.span_table import Spans
 from mmdp.wait_meter import WaitMeter
 

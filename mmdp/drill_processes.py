@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mmdp.drill_range import WORLD, Poisoned, Range, Rank
 from mmdp.ray_reader import RankReader
-from mmdp.records import Reason
+from mmdp.refusals import Reason
 from mmdp.seen import Broken, Seen, same, see, without
 
 

@@ -23,7 +23,8 @@ from mmdp.encode import Encoder
 from mmdp.faulty_store import FaultyStore
 from mmdp.loader import Loader
 from mmdp.planner import Plan, plan
-from mmdp.records import Budget, Sample, shorten
+from mmdp.records import Budget, Sample
+from mmdp.refusals import shorten
 from mmdp.seen import Broken, Seen, see
 from mmdp.sizes import Sizes, measure
 from mmdp.sources import Source, open_source

@@ -15,7 +15,7 @@ import numpy as np
 
 from mmdp.drill_range import Range
 from mmdp.faulty_store import Fault
-from mmdp.records import Reason
+from mmdp.refusals import Reason
 from mmdp.remote import FetchError
 from mmdp.seen import Broken, Seen, same, without
 

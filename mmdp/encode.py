@@ -18,7 +18,8 @@ import numpy as np
 from mmdp.chat import Chat, load_tokenizer
 from mmdp.config import Config
 from mmdp.images import check_pixels, decode, image_size, read_size
-from mmdp.records import DataError, Encoded, ImageLayout, Reason, Sample, shorten
+from mmdp.records import Encoded, ImageLayout, Sample
+from mmdp.refusals import DataError, Reason, shorten
 from mmdp.spans import span
 from mmdp.store import read, reader
 from mmdp.vision import vision_family

@@ -16,7 +16,8 @@ import numpy as np
 
 from mmdp.encode import Encoder
 from mmdp.executors import Inline, Threads
-from mmdp.records import DataError, Encoded, Sample
+from mmdp.records import Encoded, Sample
+from mmdp.refusals import DataError
 from mmdp.sources import Source
 
 _AHEAD = 4

@@ -39,7 +39,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from mmdp.in_order import Crew, Task, in_order
 from mmdp.process_pool import ProcessPool
-from mmdp.records import shorten
+from mmdp.refusals import shorten
 from mmdp.wire import Raised, WorkerDied, WorkerError
 from mmdp.worker_process import StartMethod
 

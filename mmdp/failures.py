@@ -1,7 +1,7 @@
 """Samples that fail while rows are built: counted, and no more of them in a row than a sane data set has.
 
 Adds: `Failures`, the count of one loader.
-Leaves out: why a sample failed (`records.Reason`).
+Leaves out: why a sample failed (`refusals.Reason`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from mmdp.records import Reason
+from mmdp.refusals import Reason
 
 MAX_FAILURES = 100
 """So many samples that fail one after the other mean that the data is gone, not that a sample is bad."""

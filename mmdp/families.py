@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from mmdp.records import shorten
+from mmdp.refusals import shorten
 
 _ALL = ("sdpa", "eager", "flash", "flex")
 ATTENTIONS: dict[str, tuple[str, ...]] = {

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from mmdp.fetch_loop import Clock, Gate, submit, wait
 from mmdp.image_names import MAX_FILE_BYTES, too_large
-from mmdp.records import DataError, Reason, shorten
+from mmdp.refusals import DataError, Reason, shorten
 from mmdp.remote import (
     FIRST_WAIT,
     LONGEST_WAIT,

@@ -13,7 +13,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from mmdp.records import DataError, Reason
+from mmdp.refusals import DataError, Reason
 
 ORIENTATION = 0x0112
 """The EXIF tag that says how to turn the stored pixels upright: 1 not at all, 5 to 8 with sides swapped."""

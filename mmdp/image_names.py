@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 
-from mmdp.records import DataError, Reason, shorten
+from mmdp.refusals import DataError, Reason, shorten
 
 MAX_FILE_BYTES = 512 * 2**20
 """Bytes; a larger file is refused unread. Fifty million pixels of four 16-bit channels, uncompressed, are 400 MB."""

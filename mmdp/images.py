@@ -35,7 +35,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from mmdp.config import Config
 from mmdp.image_headers import ORIENTATION, Header, parse_header
-from mmdp.records import DataError, Reason, shorten
+from mmdp.refusals import DataError, Reason, shorten
 
 MAX_PIXELS = Config().max_pixels
 """Pixels; the default cap of `decode`."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from mmdp.records import shorten
+from mmdp.refusals import shorten
 from mmdp.wire import Raised
 
 _FINISH_SECONDS = 1.0  # what the items in work get to finish when a run is closed, before their workers are killed

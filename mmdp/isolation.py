@@ -21,7 +21,8 @@ import torch
 from mmdp.adapters import adapt
 from mmdp.families import Target, resolve
 from mmdp.leaks import LEAKS, refuse_leaks
-from mmdp.records import Batch, ImageBuffer, shorten
+from mmdp.records import Batch, ImageBuffer
+from mmdp.refusals import shorten
 
 LIMITS = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.3, torch.float16: 0.05}
 """The largest logit difference that rounding explains, in standard deviations of the logits; a leak is about 1 or more.

@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mmdp.length_histogram import best_fit_decreasing
-from mmdp.records import Budget, Reason
+from mmdp.records import Budget
+from mmdp.refusals import Reason
 from mmdp.row_stream import BUFFER, RowStream
 
 if TYPE_CHECKING:

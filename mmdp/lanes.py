@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from mmdp.nested import map_tensors, tensors_of
-from mmdp.records import shorten
+from mmdp.refusals import shorten
 from mmdp.spans import span
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmdp.image_names import MAX_FILE_BYTES, check_name, lone_surrogate, too_large, too_long, unsafe
-from mmdp.records import DataError, Reason, shorten
+from mmdp.refusals import DataError, Reason, shorten
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC

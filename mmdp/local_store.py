@@ -31,7 +31,7 @@ from pathlib import Path
 from queue import Empty, Queue
 
 from mmdp.config import Config, cache_folder
-from mmdp.records import shorten
+from mmdp.refusals import shorten
 from mmdp.relay import MEDIAN_MS, Relay, far
 from mmdp.remote import is_remote
 

@@ -28,7 +28,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from mmdp.fetch_loop import held
-from mmdp.records import DataError, Reason, shorten
+from mmdp.refusals import DataError, Reason, shorten
 from mmdp.remote import FIRST_WAIT, LONGEST_WAIT, Access, FetchError, MissingObjectError, TransientError
 
 if TYPE_CHECKING:

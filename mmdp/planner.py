@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Protocol, overload
 
 import numpy as np
 
-from mmdp.records import Budget, Reason
+from mmdp.records import Budget
+from mmdp.refusals import Reason
 from mmdp.row_stream import BUFFER, RowStream
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from mmdp.ray_start import load_ray
 from mmdp.ray_worker import Block, Meta, Place, RowWorker
-from mmdp.records import shorten
+from mmdp.refusals import shorten
 from mmdp.wire import WorkerError
 
 Placement: TypeAlias = Literal["default", "spread", "near"]

@@ -30,7 +30,8 @@ from mmdp.ray_deal import Dealt, DealtRow, Finished
 from mmdp.ray_fetch import BlockLost, fetch
 from mmdp.ray_start import Session, program_id
 from mmdp.ray_worker import unpack
-from mmdp.records import Batch, Reason, Row
+from mmdp.records import Batch, Row
+from mmdp.refusals import Reason
 from mmdp.steps import check_ranks, refuse_late
 from mmdp.traced import untraced
 

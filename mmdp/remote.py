@@ -15,7 +15,7 @@ from typing import Protocol, Self
 from urllib.parse import unquote
 
 from mmdp.config import Config
-from mmdp.records import shorten
+from mmdp.refusals import shorten
 
 BUCKETS = ("s3", "gs", "az")
 """Schemes of object stores: Amazon S3 and all that speak like it, Google Cloud Storage, Azure Blob Storage."""

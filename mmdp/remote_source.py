@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from mmdp.fetch import pauses, stream
 from mmdp.file_lock import locked
 from mmdp.progress import track
-from mmdp.records import Sample, shorten
+from mmdp.records import Sample
+from mmdp.refusals import shorten
 from mmdp.remote import Access, FetchError, MissingObjectError, Opened, TransientError, split_uri
 from mmdp.store import use_root
 

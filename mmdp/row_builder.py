@@ -18,7 +18,8 @@ import numpy as np
 
 from mmdp.encode import Encoder
 from mmdp.fetch_loop import wait as wait_for
-from mmdp.records import IGNORE, DataError, Encoded, Reason, Row, Sample
+from mmdp.records import IGNORE, Encoded, Row, Sample
+from mmdp.refusals import DataError, Reason
 from mmdp.remote import FetchError
 from mmdp.samples_ahead import fetch_samples
 from mmdp.sizes import Sizes, fingerprint_of

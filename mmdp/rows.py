@@ -37,7 +37,8 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from mmdp.records import DataError, ImageRef, Reason, Sample, Turn, shorten
+from mmdp.records import ImageRef, Sample, Turn
+from mmdp.refusals import DataError, Reason, shorten
 
 FORMS = ("texts", "conversations", "messages")
 """The keys that tell a row's form."""

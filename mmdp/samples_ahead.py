@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mmdp.records import DataError, ImageRef, Sample
+from mmdp.records import ImageRef, Sample
+from mmdp.refusals import DataError
 from mmdp.remote import FetchError
 from mmdp.spans import span
 from mmdp.store import aread

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from mmdp.records import Batch, Reason
+from mmdp.records import Batch
+from mmdp.refusals import Reason
 
 
 class Broken(Exception):  # noqa: N818 - says what happened

@@ -24,7 +24,8 @@ from mmdp.config import cache_folder
 from mmdp.encode import Encoder
 from mmdp.encode_blocks import encode_blocks
 from mmdp.progress import track
-from mmdp.records import Budget, DataError, Encoded, Reason
+from mmdp.records import Budget, Encoded
+from mmdp.refusals import DataError, Reason
 from mmdp.sources import Source
 from mmdp.token_cache import FORMAT, TokenCache
 

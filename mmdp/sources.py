@@ -18,7 +18,8 @@ from typing import Literal, Protocol, overload
 
 from mmdp.config import Config, cache_folder
 from mmdp.lines import Lines
-from mmdp.records import DataError, Reason, Sample, shorten
+from mmdp.records import Sample
+from mmdp.refusals import DataError, Reason, shorten
 from mmdp.remote import Access, is_remote, split_uri
 from mmdp.remote_source import RemoteSource, keep
 from mmdp.rows import parse_row, row_number

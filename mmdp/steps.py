@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mmdp.planner import Epoch, Plan, deal
-from mmdp.records import Budget, shorten
+from mmdp.records import Budget
+from mmdp.refusals import shorten
 
 _STATE_VERSION = 1
 

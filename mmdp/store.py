@@ -19,7 +19,8 @@ from mmdp.config import Config
 from mmdp.fetch import afetch, fetch_many
 from mmdp.image_names import MAX_FILE_BYTES, check_name, object_key
 from mmdp.local_files import read_file
-from mmdp.records import DataError, ImageRef, Reason, shorten
+from mmdp.records import ImageRef
+from mmdp.refusals import DataError, Reason, shorten
 from mmdp.remote import Access, is_remote, split_uri
 
 __all__ = ["MAX_FILE_BYTES", "aread", "is_far", "read", "read_many", "reader", "use_root"]

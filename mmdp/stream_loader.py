@@ -27,7 +27,8 @@ from mmdp.arrivals import Arrived, Item, name_of
 from mmdp.assemble import MAX_BYTES, Assembler, Step
 from mmdp.batching import build_row
 from mmdp.failures import MAX_FAILURES
-from mmdp.records import Batch, Budget, Encoded, Row, shorten
+from mmdp.records import Batch, Budget, Encoded, Row
+from mmdp.refusals import shorten
 from mmdp.steps import check_ranks, refuse_late, row_length
 from mmdp.stream_plan import WINDOW, LeftOut, Share, StreamPlan
 

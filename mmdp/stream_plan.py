@@ -25,7 +25,8 @@ import numpy as np
 from mmdp.arrivals import Arrivals, Arrived, Item, Snapshot, Taken, name_of
 from mmdp.assemble import Step
 from mmdp.planner import BLOCK, arrange, deal
-from mmdp.records import Budget, Reason, shorten
+from mmdp.records import Budget
+from mmdp.refusals import Reason, shorten
 from mmdp.row_stream import BUFFER, RowStream
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from mmdp.lines import digest_file
-from mmdp.records import DataError, Reason, Sample, shorten
+from mmdp.records import Sample
+from mmdp.refusals import DataError, Reason, shorten
 from mmdp.rows import FORMS, KEYS, parse_row, row_number
 
 _SPLIT = "train"

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from mmdp.records import DataError, Reason, Turn, shorten
+from mmdp.records import Turn
+from mmdp.refusals import DataError, Reason, shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

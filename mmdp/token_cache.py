@@ -26,7 +26,8 @@ from typing import IO
 import numpy as np
 
 from mmdp.file_lock import locked
-from mmdp.records import DataError, Encoded, ImageLayout, Reason
+from mmdp.records import Encoded, ImageLayout
+from mmdp.refusals import DataError, Reason
 
 _RECORD = np.dtype(
     [

@@ -30,7 +30,8 @@ from mmdp.device import Feed, feed
 from mmdp.loader import Loader
 from mmdp.objective import loss
 from mmdp.packed_dataset import PackedDataset
-from mmdp.records import Batch, shorten
+from mmdp.records import Batch
+from mmdp.refusals import shorten
 from mmdp.steps import Steps
 from mmdp.trainer_checkpoint import LoaderProgress, last_whole, loader_state, trainer_state
 

@@ -34,7 +34,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
-from mmdp.records import DataError, ImageLayout, Reason, shorten
+from mmdp.records import ImageLayout
+from mmdp.refusals import DataError, Reason, shorten
 
 
 def vision_family(spec: str) -> VisionFamily:

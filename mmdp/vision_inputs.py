@@ -23,7 +23,8 @@ import torch
 from torch.nn.functional import pad
 
 from mmdp.families import MROPE
-from mmdp.records import ImageBuffer, shorten
+from mmdp.records import ImageBuffer
+from mmdp.refusals import shorten
 from mmdp.resampling import resize
 from mmdp.vision import LlavaOnevision
 

@@ -35,7 +35,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, LocationParseError, SSLError
 from urllib3.response import BaseHTTPResponse
 
-from mmdp.records import shorten
+from mmdp.refusals import shorten
 from mmdp.remote import WEB, Access, FetchError, MissingObjectError, TransientError
 
 T = TypeVar("T")

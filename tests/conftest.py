@@ -114,3 +114,23 @@ def ray_cluster():
     session = Session(num_cpus=8, store_bytes=256 * 2**20)
     yield session
     session.close()
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """Two processes for many tests of a loader."""
+    from runs import forkserver
+
+    from mmdp.executors import Processes
+
+    forkserver()
+    with Processes(2, "forkserver") as processes:
+        yield processes
+
+
+@pytest.fixture(params=["inline", "threads", "processes"])
+def any_executor(request, kept):
+    """Each executor that needs nothing but this machine."""
+    from mmdp.executors import Inline, Threads
+
+    return {"inline": Inline(), "threads": Threads(2), "processes": kept}[request.param]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mmdp.records import DataError, Encoded, ImageLayout, Reason, Sample, Turn
+from mmdp.records import Encoded, ImageLayout, Sample, Turn
+from mmdp.refusals import DataError, Reason
 
 
 @dataclass(frozen=True)

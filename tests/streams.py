@@ -14,7 +14,8 @@ import numpy as np
 from runs import digest, epochs, trained
 
 from mmdp.encode import Encoder
-from mmdp.records import Batch, Budget, DataError, Encoded, ImageLayout, Reason, Sample, Turn
+from mmdp.records import Batch, Budget, Encoded, ImageLayout, Sample, Turn
+from mmdp.refusals import DataError, Reason
 from mmdp.sources import Source, open_source
 from mmdp.stream_loader import StreamLoader
 

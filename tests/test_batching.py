@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 
 import mmdp
 from mmdp.batching import RowBuilder, Rows, batch, join
-from mmdp.records import IGNORE, DataError, Encoded, ImageLayout, Reason
+from mmdp.records import IGNORE, Encoded, ImageLayout
+from mmdp.refusals import DataError, Reason
 
 
 def encoded(tokens: int, images: int = 0, first: int = 1) -> Encoded:

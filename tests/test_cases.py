@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import mmdp
-from mmdp.records import IGNORE, Budget, DataError, Reason
+from mmdp.records import IGNORE, Budget
+from mmdp.refusals import DataError, Reason
 from mmdp.sizes import Sizes
 
 

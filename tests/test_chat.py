@@ -13,7 +13,8 @@ from small import MARKS, tokenizer
 from tokenizers import AddedToken
 
 from mmdp.chat import Chat, load_tokenizer
-from mmdp.records import IGNORE, DataError, Reason, Turn
+from mmdp.records import IGNORE, Turn
+from mmdp.refusals import DataError, Reason
 from mmdp.template import CHATML
 
 

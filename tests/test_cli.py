@@ -13,7 +13,8 @@ from mmdp.batching import batch, join
 from mmdp.cli import COMMON, parse_flags, report
 from mmdp.config import Config
 from mmdp.metrics import Tally, report_line
-from mmdp.records import IGNORE, Encoded, Reason
+from mmdp.records import IGNORE, Encoded
+from mmdp.refusals import Reason
 
 KEYS = ["samples", "rows", "tokens", "images", "padded_tokens", "filler_rows", "padding_share", "skipped", "seconds"]
 

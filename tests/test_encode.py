@@ -9,7 +9,8 @@ from small import MARKS, QWEN_MARKS, tokenizer, write_data
 
 import mmdp
 from mmdp.encode import Encoder
-from mmdp.records import IGNORE, DataError, Reason
+from mmdp.records import IGNORE
+from mmdp.refusals import DataError, Reason
 
 
 @pytest.fixture(scope="module")

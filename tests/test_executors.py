@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import work
+from in_flight import Watched, most_at_once
 from processes import children, still_running
 
 from mmdp import in_order
@@ -401,29 +402,6 @@ def test_a_program_may_end_with_a_run_open(tmp_path, pool, ending, code):
 
 
 # Law 10: what is in flight
-
-
-class Watched:
-    """Items whose taking is counted against what the consumer has."""
-
-    def __init__(self, items, weight=lambda item: 1):
-        self.items, self.weight = items, weight
-        self.in_flight, self.most = 0, 0
-
-    def __iter__(self):
-        for item in self.items:
-            self.in_flight += self.weight(item)
-            self.most = max(self.most, self.in_flight)
-            yield item
-
-    def received(self, item):
-        self.in_flight -= self.weight(item)
-
-
-def most_at_once(begun: list[float], received: list[float]) -> int:
-    """How many were begun and not yet received, at most."""
-    steps = sorted([(time, 1) for time in begun] + [(time, -1) for time in received])
-    return max(itertools.accumulate(step for _, step in steps))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])

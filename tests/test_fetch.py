@@ -18,7 +18,8 @@ from mmdp import store
 from mmdp.config import Config
 from mmdp.fetch import pauses, stream
 from mmdp.fetch_loop import Clock, Gate
-from mmdp.records import DataError, ImageRef
+from mmdp.records import ImageRef
+from mmdp.refusals import DataError
 from mmdp.remote import Access, FetchError, MissingObjectError
 
 pytestmark = pytest.mark.timeout(60)

@@ -21,7 +21,7 @@ from PIL import Image, ImageFile, ImageOps, features
 from mmdp import images
 from mmdp.image_headers import parse_header
 from mmdp.images import check_pixels, decode, image_size, read_size, upright_size
-from mmdp.records import DataError, Reason
+from mmdp.refusals import DataError, Reason
 
 HAS_AVIF = features.check("avif")
 
@@ -196,7 +196,7 @@ def test_a_bomb_costs_no_memory(handed, tmp_path):
 import re, sys
 from pathlib import Path
 from mmdp.images import decode
-from mmdp.records import DataError
+from mmdp.refusals import DataError
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 before = peak()
 for path in sys.argv[1:]:

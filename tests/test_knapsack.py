@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mmdp.knapsack import STRATEGIES, RowStream, lower_bound, pack, refused
 from mmdp.length_histogram import best_fit_decreasing, martello_toth_bound
-from mmdp.records import Budget, Reason
+from mmdp.records import Budget
+from mmdp.refusals import Reason
 
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 

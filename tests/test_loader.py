@@ -2,19 +2,18 @@
 
 import errno
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from odd_sources import Exact, Unreadable
-from runs import Parts, digest, forkserver, make_parts, rows_of
+from runs import Parts, digest, make_parts, rows_of
 from small import tokenizer, write_data
 from torch.utils.data import DataLoader
 
 import mmdp
-from mmdp.executors import Executor, Inline, Processes, Threads
 from mmdp.loader import Loader
 from mmdp.packed_dataset import PackedDataset
-from mmdp.records import IGNORE, DataError, Reason
+from mmdp.records import IGNORE
+from mmdp.refusals import DataError, Reason
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -22,19 +21,6 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory) -> Parts:
     return make_parts(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def kept() -> Iterator[Processes]:
-    """Two processes for many tests."""
-    forkserver()
-    with Processes(2, "forkserver") as processes:
-        yield processes
-
-
-@pytest.fixture(params=["inline", "threads", "processes"])
-def any_executor(request, kept) -> Executor:
-    return {"inline": Inline(), "threads": Threads(2), "processes": kept}[request.param]
 
 
 def samples_of(batches) -> list[int]:

@@ -20,7 +20,7 @@ from runs import Parts, Road, digest, make_parts, trained
 
 from mmdp.executors import Processes, WorkerDied
 from mmdp.loader import Loader
-from mmdp.records import Reason
+from mmdp.refusals import Reason
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -17,7 +17,8 @@ from servers import KEY, SECRET, Shelf, environment, localbucket, moto, rclone  
 
 from mmdp import store
 from mmdp.config import Config
-from mmdp.records import DataError, ImageRef, Reason
+from mmdp.records import ImageRef
+from mmdp.refusals import DataError, Reason
 from mmdp.remote import Access, FetchError
 
 pytestmark = pytest.mark.timeout(90)

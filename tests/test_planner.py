@@ -14,7 +14,8 @@ from small import tokenizer, write_data
 import mmdp
 from mmdp.knapsack import lower_bound
 from mmdp.planner import deal, plan, row_costs
-from mmdp.records import Budget, Reason
+from mmdp.records import Budget
+from mmdp.refusals import Reason
 from mmdp.sizes import Sizes
 
 

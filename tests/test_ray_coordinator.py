@@ -23,7 +23,7 @@ from mmdp.ray_coordinator import Coordinator
 from mmdp.ray_fetch import BlockLost
 from mmdp.ray_reader import RankReader
 from mmdp.ray_start import used_store_bytes
-from mmdp.records import DataError, Reason
+from mmdp.refusals import DataError, Reason
 
 TESTS = Path(__file__).parent
 SECONDS = 30  # in which a thing that ends "within seconds" must have ended, however busy the machine is

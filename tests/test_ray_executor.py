@@ -19,6 +19,8 @@ import pytest
 import ray_work
 import torch
 import work
+from in_flight import Watched, most_at_once
+from processes import still_running
 
 from mmdp import ray_staff
 from mmdp.executors import WorkerDied, WorkerError, executor
@@ -46,14 +48,6 @@ def stages(case_script) -> types.ModuleType:
     module = case_script("bad_stages")
     ray.cloudpickle.register_pickle_by_value(module)
     return module
-
-
-def still_running(pids: set[int]) -> set[int]:
-    """Those that have not ended in time."""
-    end = time.monotonic() + SECONDS
-    while (left := {pid for pid in pids if psutil.pid_exists(pid)}) and time.monotonic() < end:
-        time.sleep(0.05)
-    return left
 
 
 # Law 7: same results, same order
@@ -212,7 +206,7 @@ def test_a_run_that_ends_early_leaves_nothing(ray_cluster):
     assert 2 == sum(map(psutil.pid_exists, pids))
     runs.pop().close()
     del runs[0]
-    assert set() == still_running(pids)
+    assert [] == still_running(pids, SECONDS)
     assert before == threading.active_count()
 
 
@@ -234,7 +228,7 @@ def test_a_closed_run_does_not_hold_up_the_next(kept, tmp_path):
     run.close()
     assert time.monotonic() - start < 1
     assert [0, 2, 4] == list(kept.run(work.double, range(3), depth=3))
-    assert set() == still_running({stuck})
+    assert [] == still_running({stuck}, SECONDS)
     assert stuck not in set(kept.run(work.process_id, range(4), depth=4))
 
 
@@ -260,7 +254,7 @@ def test_closing_the_executor_ends_its_runs(ray_cluster, tmp_path):
     assert ["the executor was closed, and with it this run"] == [str(error) for error in caught]
     with pytest.raises(RuntimeError, match="executor was closed"):
         list(run)
-    assert set() == still_running(pids)
+    assert [] == still_running(pids, SECONDS)
 
 
 PROGRAM = """
@@ -304,34 +298,11 @@ def test_programs_that_end_leave_no_actor(ray_cluster, tmp_path):
     errors = [program.communicate(timeout=60)[1] for program in (killed, ended)]
     assert [-signal.SIGKILL, 0] == [program.returncode for program in (killed, ended)], errors
     assert 0 == errors[1].count("Traceback"), errors
-    assert set() == still_running(actors)
+    assert [] == still_running(actors, SECONDS)
     assert ray_cluster.ray.nodes()[0]["Alive"]
 
 
 # Law 10: what is in flight
-
-
-class Watched:
-    """Items whose taking is counted against what the consumer has."""
-
-    def __init__(self, items, weight=lambda item: 1):
-        self.items, self.weight = items, weight
-        self.in_flight, self.most = 0, 0
-
-    def __iter__(self):
-        for item in self.items:
-            self.in_flight += self.weight(item)
-            self.most = max(self.most, self.in_flight)
-            yield item
-
-    def received(self, item):
-        self.in_flight -= self.weight(item)
-
-
-def most_at_once(begun: list[float], received: list[float]) -> int:
-    """How many were begun and not yet received, at most."""
-    steps = sorted([(time, 1) for time in begun] + [(time, -1) for time in received])
-    return max(itertools.accumulate(step for _, step in steps))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -559,7 +530,7 @@ def test_results_outlive_their_worker(ray_cluster):
         kept = [reference for _, reference in actors.run_references(ray_work.block, range(3), depth=3)]
         ((inner, pid),) = actors.run(ray_work.puts, [7], depth=1)
         os.kill(pid, signal.SIGKILL)
-        assert set() == still_running({pid})
+        assert [] == still_running({pid}, SECONDS)
         assert [0, 1, 2] == [int(read(reference)[0][0]) for reference in kept]
         with pytest.raises(RuntimeError, match=r"the block is gone \(OwnerDiedError\)"):
             read_for_a_while(inner)

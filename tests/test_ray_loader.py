@@ -13,7 +13,7 @@ import mmdp
 from mmdp import samples_ahead
 from mmdp.loader import Loader
 from mmdp.ray_executor import RayExecutor
-from mmdp.records import Reason
+from mmdp.refusals import Reason
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from small import tokenizer, write_data
 import mmdp
 from mmdp import demo, remote_source
 from mmdp.config import Config
-from mmdp.records import Reason
+from mmdp.refusals import Reason
 from mmdp.remote import Access, FetchError
 
 pytestmark = pytest.mark.timeout(120)

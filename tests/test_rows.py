@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from mmdp.records import DataError, ImageRef, Reason, Sample
+from mmdp.records import ImageRef, Sample
+from mmdp.refusals import DataError, Reason
 from mmdp.rows import parse_row
 
 ROOT = "folder"

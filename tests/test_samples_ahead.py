@@ -12,7 +12,7 @@ from small import tokenizer, write_data
 import mmdp
 from mmdp.batching import RowBuilder
 from mmdp.encode import Encoder
-from mmdp.records import DataError, Reason
+from mmdp.refusals import DataError, Reason
 from mmdp.samples_ahead import fetch_samples
 from mmdp.sources import Source
 

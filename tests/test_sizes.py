@@ -17,7 +17,8 @@ from small import MARKS, QWEN_MARKS, tokenizer, write_data
 import mmdp
 from mmdp import token_cache
 from mmdp.config import Config
-from mmdp.records import Budget, DataError, Reason
+from mmdp.records import Budget
+from mmdp.refusals import DataError, Reason
 from mmdp.sizes import measure
 
 

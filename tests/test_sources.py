@@ -16,7 +16,8 @@ import pytest
 
 from mmdp import store
 from mmdp.config import Config
-from mmdp.records import DataError, Reason, Sample
+from mmdp.records import Sample
+from mmdp.refusals import DataError, Reason
 from mmdp.sources import open_source
 
 

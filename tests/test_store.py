@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from mmdp import store
-from mmdp.records import DataError, ImageRef, Reason
+from mmdp.records import ImageRef
+from mmdp.refusals import DataError, Reason
 from mmdp.rows import parse_row
 
 

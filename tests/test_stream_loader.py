@@ -11,7 +11,6 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 
 import pyarrow as pa
@@ -35,9 +34,9 @@ from streams import (
 
 import mmdp
 from mmdp.arrivals import BARREN, Snapshot
-from mmdp.executors import Executor, Inline, Processes, Threads
 from mmdp.planner import BLOCK
-from mmdp.records import DataError, Reason, Sample
+from mmdp.records import Sample
+from mmdp.refusals import DataError, Reason
 from mmdp.row_stream import BUFFER
 from mmdp.rows import parse_row
 from mmdp.stream_loader import StreamLoader
@@ -65,19 +64,6 @@ def skipped_of(batches) -> dict[int, Reason]:
 
 def tail(state: dict, **changes) -> dict:
     return json.loads(json.dumps(state)) | changes
-
-
-@pytest.fixture(scope="module")
-def kept() -> Iterator[Processes]:
-    """Two processes for many tests."""
-    forkserver()
-    with Processes(2, "forkserver") as processes:
-        yield processes
-
-
-@pytest.fixture(params=["inline", "threads", "processes"])
-def any_executor(request, kept) -> Executor:
-    return {"inline": Inline(), "threads": Threads(2), "processes": kept}[request.param]
 
 
 @pytest.fixture(scope="module")

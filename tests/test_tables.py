@@ -14,7 +14,8 @@ import pytest
 
 from mmdp import store
 from mmdp.config import Config
-from mmdp.records import DataError, ImageRef, Reason
+from mmdp.records import ImageRef
+from mmdp.refusals import DataError, Reason
 from mmdp.sources import open_source
 from mmdp.tables import StreamSource, TableSource
 

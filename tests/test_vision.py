@@ -27,7 +27,8 @@ from transformers.models.idefics3.image_processing_idefics3 import get_resize_ou
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.smolvlm import processing_smolvlm
 
-from mmdp.records import DataError, ImageLayout, Reason
+from mmdp.records import ImageLayout
+from mmdp.refusals import DataError, Reason
 from mmdp.vision import vision_family
 
 CASES = [

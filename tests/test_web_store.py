@@ -12,7 +12,8 @@ from servers import Shelf
 import mmdp
 from mmdp import store
 from mmdp.config import Config
-from mmdp.records import DataError, ImageRef, Reason
+from mmdp.records import ImageRef
+from mmdp.refusals import DataError, Reason
 from mmdp.remote import Access, FetchError
 from mmdp.rows import parse_row
 from mmdp.web_store import is_public
