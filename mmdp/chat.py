@@ -237,7 +237,8 @@ class Chat:
     def _encode(self, text: str, *, inside: bool) -> list[int]:
         tokenizer = self._inside if inside else self._plain
         try:
-            tokens: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+            # A batch of one: `encode` would hold the interpreter's lock all the while, and find offsets as well.
+            tokens: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (UnicodeError, TypeError) as error:
             raise DataError(
                 Reason.INVALID_TEXT, f"the text {shorten(text)} can't be encoded as UTF-8: mend or drop the row"
