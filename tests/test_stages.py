@@ -32,6 +32,7 @@ KEYS = {
     "seconds",
     "samples_per_second",
 }
+FIGURES_05 = ["05_two_budgets", "05_padding_strip", "05_row_map"]
 LINE = re.compile(r"^\[\d\d \w+( \w+)*\] [\d,]+ samples( \| .+)+$", re.MULTILINE)
 
 
@@ -85,7 +86,7 @@ def demo_reports(tmp_path_factory) -> dict[str, dict]:
         "02_naive_pad_dataloader.py": ["02_row_map"],
         "03_constrained_pad.py": ["03_lost_sample", "03_row_map"],
         "04_knapsack.py": ["04_toy_greedy", "04_toy_ffd", "04_fill", "04_row_map"],
-        "05_multimodal_knapsack.py": ["05_two_budgets", "05_row_map"],
+        "05_multimodal_knapsack.py": FIGURES_05,
     }
     reports = {}
     for stage, names in figures.items():
@@ -158,7 +159,7 @@ def test_packed_rows_of_real_data(shared, tmp_path):
     """Stage 05 on 565 real rows: under 2 % padding at 1024 tokens, every sample delivered or counted."""
     flags = ("--data", shared / f"{REAL}.jsonl", "--tokenizer", shared / "tokenizers" / "smollm2", "--train", 0)
     with pytest.warns(UserWarning, match="fit no row"):
-        report = judged("05_multimodal_knapsack.py", tmp_path, ["05_two_budgets", "05_row_map"], *flags)
+        report = judged("05_multimodal_knapsack.py", tmp_path, FIGURES_05, *flags)
     assert 565 == report["samples"] + sum(report["skipped"].values())
     assert {"too_long"} == set(report["skipped"])
     assert 0.02 > report["padding_share"]
@@ -192,7 +193,7 @@ def test_packed_rows_train(demo_reports):
 def test_training_on_a_perfect_loader(tmp_path):
     """`--perfect` replays a few batches, and says so."""
     flags = ("--samples", 24, "--train", 6, "--batch-size", 2, "--perfect")
-    report = judged("05_multimodal_knapsack.py", tmp_path, ["05_two_budgets", "05_row_map"], *flags)
+    report = judged("05_multimodal_knapsack.py", tmp_path, FIGURES_05, *flags)
     losses, printed = report["training"]["losses"], report["printed"]
     assert 6 == len(losses)
     assert losses[-1] < losses[0]
@@ -203,7 +204,7 @@ def test_training_on_a_perfect_loader(tmp_path):
 def test_no_model_takes_these_images(tmp_path):
     """50 tokens make no square: the stage says that it leaves training out, and why, and goes on."""
     flags = ("--samples", 12, "--train", 1, "--vision", "fixed:50")
-    report = judged("05_multimodal_knapsack.py", tmp_path, ["05_two_budgets", "05_row_map"], *flags)
+    report = judged("05_multimodal_knapsack.py", tmp_path, FIGURES_05, *flags)
     assert {} == report["training"]
     assert "no training: fixed: 50 tokens for 256 x 256 pixels make no square grid" in report["printed"]
 

@@ -27,7 +27,12 @@ def prepare_children() -> None:
     """A fork server that has imported all that a child of ours needs: models and Trainer take many seconds."""
     context = forkserver()
     if not _prepared:
-        multiprocessing.forkserver._forkserver._stop()  # one that other tests have started knows less; made for tests
+        server = multiprocessing.forkserver._forkserver  # one that other tests have started knows less
+        if server._forkserver_pid is not None:
+            # Asked to end, it would wait for all that have its pipe: a worker of a DataLoader whose trainer is killed
+            # as it starts takes that one's death for granted, and never ends.
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
         _prepared.append("once in this process")
     context.set_forkserver_preload(["mmdp.trainer", "transformers.models.smolvlm.modeling_smolvlm"])
     multiprocessing.forkserver.ensure_running()
