@@ -21,10 +21,11 @@ from torch.utils.data import DataLoader
 
 import mmdp
 from mmdp import knapsack
-from mmdp.cli import parse_flags, report, show
+from mmdp.cli import keep, parse_flags, report, show
 from mmdp.metrics import Tally
 from mmdp.plots import drawn_rows, fill_curves, padding_strip, row_map
 from mmdp.replay import perfect
+from mmdp.summary import summary
 from mmdp.tiny_model import tiny_vlm
 from mmdp.wait_meter import WaitMeter
 
@@ -218,6 +219,8 @@ report(
     padding_shares={stage: one.padding_share for stage, one in tallies.items()},
     training=training,
 )
+letter = summary(source.name, sizes, budget, tallies["02 naive"], tally)
+keep(letter, "05_report", config)
 
 # %% [markdown]
 # ## The figure

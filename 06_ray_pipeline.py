@@ -1,9 +1,15 @@
 # %% [markdown]
 # # 06 From 85 % waiting to almost none
 #
+# **The question:** why is my GPU waiting, and which lever helps?
+#
 # Up to here the images lay on the local disk. Now they lie in an object store, some 40 ms away, as in the cloud. The
-# batches are those of stage 05, and each row is built by the same function. What changes is when, where, and how a row
-# gets to the trainer: a ladder of six rungs, each one idea more than the last.
+# batches are those of stage 05, and each row is built by the same function. What changes is when, where, and how a
+# row gets to the trainer: a ladder of six rungs, each one idea more than the last.
+#
+# It is the ladder of the talk *From 15% to 90% GPU utilization: fix the data pipeline, not the model*, whose serial
+# baseline waits for 85 % of the time. The measure is the **wait ratio**: what the trainer waits, of what it waits and
+# trains. Utilisation is one minus it.
 
 # %%
 import atexit
@@ -60,8 +66,8 @@ cache = Path(started.enter_context(TemporaryDirectory(prefix="mmdp-06-"))) if is
 # %% [markdown]
 # ## The pipeline so far, and a trainer
 #
-# The trainer is *simulated*: busy for `--train-ms`, which is chosen so that the first rung waits for 80 to 90 % of the
-# time. It stands for a GPU, and needs no processor. `--train tiny` trains a small real model instead.
+# The trainer is *simulated*: busy for `--train-ms`, which is chosen so that the first rung waits for 80 to 90 % of
+# the time. It stands for a GPU, and needs no processor. `--train tiny` trains a small real model instead.
 
 # %%
 source = mmdp.open_source(uri, config=replace(config, cache_dir=cache))
@@ -105,7 +111,8 @@ def climb(name: str) -> None:
 # %% [markdown]
 # ## Rung 1, serial
 #
-# `Rung("serial")`: when the trainer asks, it fetches one image after the other, and decodes one after the other.
+# `Rung("serial")`: when the trainer asks, it fetches one image after the other, and decodes one after the other. 40
+# ms for each of some 36 images are a second and a half, in which nothing is done at all.
 
 # %%
 climb("serial")
@@ -113,8 +120,23 @@ climb("serial")
 # %% [markdown]
 # ## Rung 2, concurrent
 #
-# `replace(serial, has_actors=True)`: all rows of a step at once. Ray actors fetch on their event loops, many in the
-# air, and decode in processes of their own. The trainer still waits until the step is there.
+# `replace(serial, has_actors=True)`: all rows of a step at once. What runs beside what? On two processors, times as
+# fast as one after the other (`uv run benchmarks/interpreter_lock.py`, medians):
+#
+# | work | 2 threads | 2 processes | 32 threads | event loop, 32 at once |
+# |---|---|---|---|---|
+# | wait for a store | 2.0 | 1.9 | 25 | 30 |
+# | decode and resize a JPEG | 1.9 | 2.2 | | |
+# | tokenise a sample | 0.9 | 2.0 | | |
+# | read a row of JSONL | 1.0 | 1.8 | | |
+# | join a batch | 0.7 | 1.8 | | |
+#
+# Waiting needs no processor, so one event loop (asyncio) waits for hundreds of images at once. Decoding needs
+# processors, but not the interpreter's lock: there threads do. What is Python's own code holds the lock: a second
+# thread only gets in the way, and processes help.
+#
+# So an actor is a process, with an event loop for fetching and a pool of threads for decoding. The trainer still
+# waits until the step is there.
 
 # %%
 if config.rung != "serial":
@@ -125,7 +147,10 @@ climb("concurrent")
 # ## Rung 3, prefetch
 #
 # `replace(concurrent, is_ahead=True)`: a coordinator has rows built while the trainer works, as far ahead as a number
-# of rows and of bytes allow. It sends them by value: every pixel goes through its process.
+# of rows and of bytes allow. These bounds are *back-pressure*: a pipeline that may run ahead without end fills the
+# memory whenever the trainer is slower. The first batch is a *cold start* still, since nothing can be ahead of it.
+#
+# The coordinator sends rows by value: every pixel goes through its process.
 
 # %%
 climb("prefetch")
@@ -133,8 +158,10 @@ climb("prefetch")
 # %% [markdown]
 # ## Rung 4, references
 #
-# `replace(prefetch, by_reference=True)`: a row stays in the object store, and the coordinator deals references. The
-# rank reads the store's own memory, and copies it once, into the batch.
+# `replace(prefetch, by_reference=True)`: a row stays in the object store, and the coordinator deals references, of
+# some bytes each. The rank reads the store's own memory (*zero-copy*: the array it sees is that memory, read-only)
+# and copies it once, into the batch. A reference costs about a millisecond, so one stands for a packed row, never for
+# a sample.
 
 # %%
 climb("references")
@@ -143,7 +170,12 @@ climb("references")
 # ## Rungs 5 and 6, spread and near
 #
 # `placement="spread"`: actors on all nodes, so that no network card carries everything. `placement="near"`: on the
-# nodes of the ranks that read, so that only compressed images cross the network. On one node neither can matter.
+# nodes of the ranks that read, so that only compressed images cross the network: one step past the talk. On one node
+# neither can matter.
+#
+# On several, the talk found "the same knob, opposite verdict": on a small cluster neither references nor spreading
+# helped, on a large one both together gave 50 %, and each alone nothing. `benchmarks/cluster.py` builds such a
+# cluster on one machine.
 
 # %%
 climb("spread")
@@ -154,6 +186,11 @@ if len(places) == 1 and climbed.keys() & {"spread", "near"}:
 
 # %% [markdown]
 # ## The ladder
+#
+# How to read the diagnosis below each rung: `bound` says what the trainer waits for (fetching, processors, passing
+# rows on, memory, or nothing: then the trainer itself is the limit), the evidence is measured, from spans of all
+# processes on one clock, and the lever is the next thing to change, with what it should give. The next rung shows
+# whether that was true.
 
 # %%
 console = Console()
@@ -201,6 +238,25 @@ show(row_map(drawn_rows(last.first, encoder.image_id), length=budget.tokens, tit
 # %% [markdown]
 # ## What to see
 #
-# Fetching side by side takes most of the wait away, working ahead the rest. References change nothing in the wait here:
-# they take the rows out of the coordinator, through which else all of them go, for all ranks. One process and its
-# network card are what runs out first when rows grow and ranks are many; where actors are matters then too.
+# Fetching side by side takes most of the wait away, working ahead the rest. References change nothing in the wait
+# here: they take the rows out of the coordinator, through which else all of them go, for all ranks. One process and
+# its network card are what runs out first when rows grow and ranks are many; where actors are matters then too.
+#
+# Where our numbers differ from the talk's: its trainer is a real GPU, and ours is asleep; its +50 % needs a cluster.
+# What is the same is the order of the rungs, and why.
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. Move the store: `--latency-ms 0`, then `--latency-ms 200`. Which rungs change, and which don't?
+# 2. Take a faster GPU: `--train-ms 100 --rung references`. What does the diagnosis say now?
+#
+# <details><summary>Answers</summary>
+#
+# 1. Serial changes most: it pays the distance for each image, one by one. Concurrent pays it once or twice a step.
+#    From prefetch on it is paid while the trainer works, and only the first batch still shows it.
+# 2. The processors are the bound: the actors can't decode and tokenise as fast as such a trainer takes. More actors
+#    help while there are processors, here or on other nodes; after that only less work for each sample does, as
+#    smaller images, or tokens that were measured before.
+#
+# </details>

@@ -1,8 +1,8 @@
 """The flags of a stage, its report, and its figures.
 
 Adds: `parse_flags`, which gives a stage the few knobs of `Config` it lists; `report`, the one line every stage prints
-and the JSON file it may write; `show`, which saves a figure and displays it in a notebook; `speak_plainly`, for errors
-that a user can mend.
+and the JSON file it may write; `show`, which saves a figure and displays it in a notebook; `keep`, the same for a text;
+`speak_plainly`, for errors that a user can mend.
 Leaves out: what is counted (`metrics.py`) and drawn (`plots`).
 """
 
@@ -170,6 +170,15 @@ def show(figure: Figure, name: str, config: Config) -> Path:
         display.display(display.Image(filename=str(path)))  # type: ignore[no-untyped-call]
     else:
         print(f"    figure: {path}")
+    return path
+
+
+def keep(text: str, name: str, config: Config) -> Path:
+    """Prints a text, and keeps it as `NAME.txt` below `config.figures`, to be sent to somebody."""
+    path = config.figures / f"{name}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+    print(text if in_notebook() else f"\n{text}\n    text: {path}")
     return path
 
 

@@ -25,7 +25,6 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
-from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 BY_HAND = "00_prepare.ipynb"
@@ -74,7 +73,7 @@ def run(stage: str, root: Path) -> NotebookNode:
     with tempfile.TemporaryDirectory(prefix="mmdp-notebook-") as folder:
         client = NotebookClient(
             made,
-            config=Config() if sys.platform == "win32" else Config(KernelManager={"transport": "ipc"}),
+            extra_arguments=["--log-level=40"],  # not that its port, on this machine only, is not encrypted
             timeout=CELL_SECONDS,
             kernel_name="python3",
             record_timing=False,
