@@ -48,7 +48,7 @@ config = parse_flags(
     stage="06: the same batches, from an object store, made in six ways with Ray",
 )
 started = ExitStack()
-atexit.register(started.close)  # whatever happens, Ctrl-C too
+_ = atexit.register(started.close)  # whatever happens, Ctrl-C too
 
 # %% [markdown]
 # ## An object store
@@ -174,8 +174,7 @@ climb("references")
 # neither can matter.
 #
 # On several, the talk found "the same knob, opposite verdict": on a small cluster neither references nor spreading
-# helped, on a large one both together gave 50 %, and each alone nothing. `benchmarks/cluster.py` builds such a
-# cluster on one machine.
+# helped, on a large one both together gave 50 %, and each alone nothing.
 
 # %%
 climb("spread")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mmdp.stream_loader import StreamLoader
     from mmdp.trainer import packed_trainer
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 __all__ = [
     "Budget",
     "DataError",

@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, make_dataclass
 from operator import getitem
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -131,7 +130,7 @@ def report(
     say: str = "",
     messages: Mapping[int, str] | None = None,
     **more: Any,
-) -> dict[str, Any]:
+) -> None:
     """Prints the line of a stage, and writes its figures to `config.report` where that is given.
 
     Args:
@@ -148,7 +147,6 @@ def report(
     if config.report is not None:
         config.report.parent.mkdir(parents=True, exist_ok=True)
         config.report.write_text(json.dumps(whole, indent=1) + "\n")
-    return whole
 
 
 def print_messages(messages: Mapping[int, str], most: int = 3) -> None:
@@ -159,7 +157,7 @@ def print_messages(messages: Mapping[int, str], most: int = 3) -> None:
         print(f"    ... and {len(messages) - most:,} more: `mmdp.measure(source, encoder).messages()` has them all")
 
 
-def show(figure: Figure, name: str, config: Config) -> Path:
+def show(figure: Figure, name: str, config: Config) -> None:
     """Saves a figure as `NAME.png` below `config.figures`, says where, and displays it in a notebook."""
     from mmdp.plots import save
 
@@ -170,16 +168,14 @@ def show(figure: Figure, name: str, config: Config) -> Path:
         display.display(display.Image(filename=str(path)))  # type: ignore[no-untyped-call]
     else:
         print(f"    figure: {path}")
-    return path
 
 
-def keep(text: str, name: str, config: Config) -> Path:
+def keep(text: str, name: str, config: Config) -> None:
     """Prints a text, and keeps it as `NAME.txt` below `config.figures`, to be sent to somebody."""
     path = config.figures / f"{name}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n", encoding="utf-8")
     print(text if in_notebook() else f"\n{text}\n    text: {path}")
-    return path
 
 
 def _attribute_docs() -> dict[str, str]:

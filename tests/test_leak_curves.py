@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from mmdp.plots.leak import TrainedWay, leak_curves
+from mmdp.plots.leak import TrainedWay, leak_bars, leak_curves
 
 RIGHT = TrainedWay("right", [float(loss) for loss in range(50, 20, -1)], {"seen": 30.0, "new": 35.0})
 WRONG = TrainedWay("wrong", [loss - 5 for loss in RIGHT.losses], {"seen": 45.0, "new": 50.0})
@@ -49,3 +49,14 @@ def test_bad_data_is_refused(ways):
     """No ways, too few steps, ways that were judged on other groups."""
     with pytest.raises(ValueError, match="at least 10 steps and the same groups"):
         leak_curves(ways, title="t", window=10)
+
+
+def test_bars_and_lines_of_a_model_that_is_not_trained():
+    """A bar for each way, and a line over the places in a row, from 0 on, all as high as given."""
+    ways = {"alone": (3.0, [3.0, 3.1, 2.9]), "right": (3.0, [3.0, 3.1, 2.9]), "wrong": (2.0, [3.0, 2.0, 1.5])}
+    left, right = leak_bars(ways, title="t").axes
+    assert {name: loss for name, (loss, _) in ways.items()} == {b.get_gid(): b.get_height() for b in left.patches}
+    drawn = {line.get_gid(): line.get_xydata().tolist() for line in right.lines}
+    assert {name: [[1, a], [2, b], [3, c]] for name, (_, (a, b, c)) in ways.items()} == drawn
+    assert ["3.00", "3.00", "2.00"] == [text.get_text() for text in left.texts]
+    assert 0 == left.get_ylim()[0] == right.get_ylim()[0]

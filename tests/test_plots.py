@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mmdp import plots
-from mmdp.plots import DrawnRow, DrawnSegment, fill_curves, planned_rows
+from mmdp.plots import DrawnRow, DrawnSegment, fill_curves, padding_strip, planned_rows
 from mmdp.plots.lettering import inches, wrap
 from mmdp.records import Batch, ImageBuffer, Sample, Turn
 
@@ -376,3 +376,17 @@ def test_fill_curves_fall_from_full_to_empty():
     assert [2, 2] == list(bound.get_xdata())
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert ["greedy: 3 rows", "knapsack: 2 rows", "lower bound: 2 rows"] == texts
+
+
+def test_a_strip_is_as_long_as_its_tokens():
+    """Real tokens, padding and dropped ones stand behind one another, all stages on one scale."""
+    epochs = {"02 naive": (500, 500, 0), "03 fixed": (300, 280, 200), "05 packed": (500, 7, 0)}
+    axes = padding_strip(epochs, title="three stages").axes[0]
+    bars = [(bar.get_y(), bar.get_x(), bar.get_width()) for bar in axes.patches if isinstance(bar, Rectangle)]
+    drawn = [(x, width) for _, x, width in sorted(bars)]
+    wanted = [(0, 500), (500, 500), (0, 300), (300, 280), (580, 200), (0, 500), (500, 7)]
+    assert wanted == drawn
+    assert list(epochs) == [label.get_text() for label in axes.get_yticklabels()]
+    texts = [text.get_text() for text in axes.texts]
+    assert ["padding 50.0%", "padding 48.3%, 40% of all tokens dropped", "padding 1.4%"] == [t.strip() for t in texts]
+    assert axes.get_xlim()[1] > 1000

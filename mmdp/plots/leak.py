@@ -1,11 +1,12 @@
 """What a leak does to training: the loss while it trains, and the loss of the trained model on samples alone.
 
-Adds: `leak_curves`. Leaves out: training (`benchmarks/leak.py`).
+Adds: `leak_curves`; `leak_bars`, for a model that is not trained, and what it says of the samples of a row.
+Leaves out: training and running models (`benchmarks/leak.py`, `benchmarks/leak_pretrained.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,3 +80,42 @@ def _bars(axes: Axes, ways: Sequence[TrainedWay]) -> None:
             colour = SAMPLE_COLOURS[number % len(SAMPLE_COLOURS)]
             axes.bar(at, value, width=0.9 * width, color=colour, gid=f"{way.name}, alone")
             axes.annotate(f"{value:.2f}", (at, value), ha="center", va="bottom", fontsize=9, color=INK)
+
+
+def leak_bars(ways: Mapping[str, tuple[float, Sequence[float]]], *, title: str) -> Figure:
+    """Left the loss of the same samples, by how they are given; right the same by the place of a sample in its row.
+
+    Args:
+        ways: name to the mean loss, and the losses of first samples, second samples and so on; nats a label token.
+        title: which model on what.
+    """
+    figure = Figure(figsize=(WIDTH, 4.2), layout=layout())
+    left, right = figure.subplots(1, 2, width_ratios=[2, 3])
+    keys = []
+    for number, (name, (loss, by_place)) in enumerate(ways.items()):
+        colour, dash = SAMPLE_COLOURS[number % len(SAMPLE_COLOURS)], _DASHES[number % len(_DASHES)]
+        left.bar(number, loss, width=0.7, color=colour, gid=name)
+        left.annotate(f"{loss:.2f}", (number, loss), ha="center", va="bottom", fontsize=10, color=INK)
+        marks = "os^v"[number % 4]
+        places = range(1, len(by_place) + 1)
+        right.plot(
+            places,
+            by_place,
+            color=colour,
+            linestyle=dash,
+            linewidth=2,
+            marker=marks,
+            markersize=9 - 2 * number,
+            gid=name,
+        )
+        keys.append(Line2D([], [], color=colour, linestyle=dash, marker=marks, linewidth=2, label=name))
+    figure.suptitle(title, fontsize=11, color=INK)
+    dress(left, "all samples", "", "loss, nats a label token")
+    dress(right, "by the place of a sample in its row", "place in the row; the last stands for all later ones", "")
+    left.set_xticks([])
+    left.set_ylim(0, 1.12 * max(loss for loss, _ in ways.values()))
+    right.set_ylim(0, None)
+    for axes in (left, right):
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    figure.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    return figure
