@@ -8,7 +8,10 @@ Leaves out: running over a data set (`sizes.py`), joining samples (`batching.py`
 from __future__ import annotations
 
 import copy
+import pickle
+import threading
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +37,9 @@ _IMAGE_TOKENS = ("<|image|>", "<image>", "<|image_pad|>", "<image_soft_token>")
 """Image tokens of released tokenizers, in the order in which `fixed:N` looks for one."""
 
 
+_making_chat = threading.Lock()
+
+
 class Encoder:
     """Samples to ids, labels and image layouts, and their images to pixels.
 
@@ -46,7 +52,6 @@ class Encoder:
         cache: where the demo tokenizer lies; by default `config.cache_folder()`.
 
     Attributes:
-        tokenizer: with the image token added, if one was.
         family: the vision family.
         image_id: id of the token that stands for a piece of an image.
         pad_id: id that fills the tail of a row; it may equal the end mark, since padding is known by its place.
@@ -65,10 +70,10 @@ class Encoder:
         cache: Path | None = None,
     ) -> None:
         loaded = load_tokenizer(tokenizer, cache=cache) if isinstance(tokenizer, str) else copy.deepcopy(tokenizer)
-        self._vision = vision
         if vision.startswith("fixed:") and "image_token=" not in vision:
             token = _image_token(loaded)
             vision += f",image_token={token}" if "=" in vision else f":image_token={token}"
+        self._vision = vision
         self.family = vision_family(vision)
         vocabulary = loaded.get_vocab()
         if missing := [mark for mark in self.family.marks if mark not in vocabulary]:
@@ -76,18 +81,38 @@ class Encoder:
                 f"the tokenizer lacks {len(missing)} marks of the vision family {self.family.name}, such as "
                 f"{missing[0]}: use that model's own tokenizer, or `--vision fixed:64`, which goes with any"
             )
-        self.tokenizer = loaded
         self.max_pixels = max_pixels
         self.image_id: int = vocabulary[self.family.image_token]
         self.pad_id = _pad_id(loaded)
-        self.chat = Chat(
+        self._pickled: bytes | None = None
+        self._chat: Chat | None = Chat(
             loaded, placeholder=self.family.placeholder, marks=self.family.marks, chat_template=chat_template
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_encoder, (self.tokenizer, self._vision, self.chat.template.text, self.max_pixels)
+        if self._pickled is None:
+            self._pickled = pickle.dumps(self.chat)
+        return _at_rest, (self._vision, self.max_pixels, self.image_id, self.pad_id, self.fingerprint, self._pickled)
 
     @property
+    def chat(self) -> Chat:
+        """Turns to ids and labels. In another process it is made when it is first needed.
+
+        That takes some seconds of imports, and a worker that builds rows from measured sizes never needs it.
+        """
+        if self._chat is None:
+            with _making_chat:
+                if self._chat is None:
+                    assert self._pickled is not None
+                    self._chat = pickle.loads(self._pickled)  # noqa: S301 - from `__reduce__`
+        return self._chat
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """With the image token added, if one was."""
+        return self.chat.tokenizer
+
+    @cached_property
     def fingerprint(self) -> str:
         """Hex digest of all that decides ids, labels and layouts; the same on every machine."""
         text = f"{_VERSION} {self.chat.fingerprint} {self.family!r} {self.max_pixels}"
@@ -191,5 +216,12 @@ def _pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
     return 0  # any id will do: padding is masked by place, never by value
 
 
-def _rebuild_encoder(tokenizer: PreTrainedTokenizerFast, vision: str, chat_template: str, max_pixels: int) -> Encoder:
-    return Encoder(tokenizer, vision, chat_template=chat_template, max_pixels=max_pixels)
+def _at_rest(vision: str, max_pixels: int, image_id: int, pad_id: int, fingerprint: str, pickled: bytes) -> Encoder:
+    """The encoder as it comes to another process, its tokenizer not made yet."""
+    encoder = object.__new__(Encoder)
+    encoder._vision = vision
+    encoder.family = vision_family(vision)
+    encoder.max_pixels, encoder.image_id, encoder.pad_id = max_pixels, image_id, pad_id
+    encoder.fingerprint = fingerprint
+    encoder._chat, encoder._pickled = None, pickled
+    return encoder

@@ -63,7 +63,7 @@ class Rung:
     has_actors: bool = False
     is_ahead: bool = False
     by_reference: bool = False
-    placement: Placement = "default"
+    placement: Placement = "together"
 
 
 _SERIAL = Rung("serial")

@@ -6,7 +6,7 @@ Leaves out: what the actor does (`ray_worker`), and who gets which item (`ray_po
 
 | placement | actors are |
 |---|---|
-| default | where Ray puts them: on the node of whoever makes them, until half of its CPUs are taken |
+| together | where Ray puts them by default: on the node of whoever makes them, until half of its CPUs are taken |
 | spread | one node after the other, if Ray can: it is a wish |
 | near | on the node they work for, if it lives |
 """
@@ -23,7 +23,7 @@ from mmdp.ray_worker import Block, Meta, Place, RowWorker
 from mmdp.refusals import shorten
 from mmdp.wire import WorkerError
 
-Placement: TypeAlias = Literal["default", "spread", "near"]
+Placement: TypeAlias = Literal["together", "spread", "near"]
 Ref: TypeAlias = Any  # ray.ObjectRef; ray is not imported before it is needed
 
 _LOAD_SECONDS = 300.0  # to import the function's modules; torch on a busy machine with cold disks takes half a minute

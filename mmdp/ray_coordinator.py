@@ -35,14 +35,16 @@ data, and that same cache. A shared disk, or an object store, does.
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mmdp import ray_start, spans
 from mmdp.assemble import MAX_BYTES
 from mmdp.failures import MAX_FAILURES
+from mmdp.placement import choose
 from mmdp.ray_actor import Placement, check_placement
 from mmdp.ray_call import answer
 from mmdp.ray_crew import STORE_SHARE
@@ -50,6 +52,7 @@ from mmdp.ray_deal import Job, Terms
 from mmdp.ray_dealer import Dealer
 from mmdp.ray_engine import check_cpus
 from mmdp.ray_executor import MAX_CONCURRENCY
+from mmdp.ray_links import measured
 from mmdp.ray_start import NAMESPACE, Session, program_id
 from mmdp.row_builder import RowBuilder
 from mmdp.steps import check_ranks, row_length
@@ -83,7 +86,9 @@ class Coordinator:
         world_size: ranks, W.
         num_workers: actors; by default as many as the cluster's CPUs allow.
         num_cpus: that Ray counts for each.
-        placement: "default", "spread" or "near" the ranks, as in `ray_actor`.
+        placement: "together", "spread" or "near" the ranks, as in `ray_actor`; "auto" measures a link of the cluster
+            and the bytes of a row, chooses, and says why.
+        step_seconds: of training on a batch, for "auto"; by default ranks are taken to want all that workers can build.
         max_concurrency: rows an actor has at a time.
         depth: rows in flight for each rank, at least B; by default three batches.
         max_bytes: bytes of pixels in flight for each rank; by default as `Loader`, or less where the store is small.
@@ -97,6 +102,8 @@ class Coordinator:
     Attributes:
         name: by which ranks find it.
         address: of its cluster, for ranks in other programs.
+        placement: where actors are asked to be.
+        reason: why, where it was "auto".
 
     Raises:
         ValueError: a number out of range, sizes that are not complete, more bytes than the object store can hold, more
@@ -114,7 +121,8 @@ class Coordinator:
         world_size: int = 1,
         num_workers: int | None = None,
         num_cpus: float = 1.0,
-        placement: Placement = "default",
+        placement: Placement | Literal["auto"] = "together",
+        step_seconds: float | None = None,
         max_concurrency: int = MAX_CONCURRENCY,
         depth: int | None = None,
         max_bytes: int | None = None,
@@ -126,7 +134,10 @@ class Coordinator:
         address: str | None = None,
     ) -> None:
         check_ranks(batch_size, 0, world_size)
-        check_placement(placement)
+        if placement != "auto":
+            check_placement(placement)
+        if step_seconds is not None and not 0 < step_seconds < math.inf:
+            raise ValueError(f"step_seconds is {step_seconds}: it must be above 0, and finite")
         depth = 3 * batch_size if depth is None else depth
         if depth < batch_size:
             raise ValueError(f"a depth of {depth} rows never holds a batch of {batch_size}: give at least that many")
@@ -151,6 +162,14 @@ class Coordinator:
             pickler = self._session.ray.cloudpickle
             workers = num_workers or max(1, int(ray_start.total_cpus() / (num_cpus or 1)))
             check_cpus(workers, num_cpus)
+            self.reason = ""
+            if placement == "auto":
+                wanted = math.inf if step_seconds is None else world_size * batch_size / step_seconds
+                at_once = min(workers, ray_start.total_cpus())
+                chosen = choose(measured(build, plan, ranks=world_size, wanted=wanted, workers=at_once))
+                placement, self.reason = chosen.placement, chosen.reason
+                print(f"mmdp: workers are placed {placement}: {self.reason}", file=sys.stderr)
+            self.placement: Placement = placement
             job = Job(
                 terms=terms,
                 plan=pickler.dumps(plan),
@@ -162,7 +181,7 @@ class Coordinator:
                 num_workers=workers,
                 num_cpus=num_cpus,
                 max_concurrency=max_concurrency,
-                placement=placement,
+                placement=self.placement,
                 maker=token_hex(8),
                 node=self._session.ray.get_runtime_context().get_node_id(),
             )

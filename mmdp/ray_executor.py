@@ -63,7 +63,7 @@ class RayExecutor:
         num_workers: actors, at least 1; by default as many as the cluster's CPUs allow.
         address: of a cluster; by default `RAY_ADDRESS`, or a Ray of our own on this machine.
         num_cpus: that Ray counts for each actor. It is a number for placing them, not a limit.
-        placement: "default", "spread" or "near", as in `ray_actor`; near is this machine.
+        placement: "together", "spread" or "near", as in `ray_actor`; near is this machine.
         max_concurrency: items an actor has at a time.
         views: results are read-only views of the object store.
 
@@ -77,7 +77,7 @@ class RayExecutor:
         *,
         address: str | None = None,
         num_cpus: float = 1.0,
-        placement: Placement = "default",
+        placement: Placement = "together",
         max_concurrency: int = MAX_CONCURRENCY,
         views: bool = False,
     ) -> None:

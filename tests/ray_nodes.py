@@ -3,13 +3,18 @@
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 
 import ray_work  # noqa: E402 - found by the line above
+from small import tokenizer, write_data  # noqa: E402
 
+import mmdp  # noqa: E402
+from mmdp.ray_coordinator import Coordinator  # noqa: E402
 from mmdp.ray_executor import RayExecutor  # noqa: E402
 from mmdp.ray_start import load_ray  # noqa: E402
 
@@ -28,6 +33,59 @@ def spread_over(actors: RayExecutor) -> list[int]:
     return sorted(actors.workers_per_node().values(), reverse=True)
 
 
+def read(rank: int, address: str, path: list[str]) -> tuple[str, list[Any]]:
+    """On a rank's node: which that is, and the samples of each batch."""
+    sys.path[:] = path
+    import ray
+
+    from mmdp.ray_reader import RankReader
+
+    with RankReader("on-two-nodes", rank=rank, world_size=2, address=address) as reader:
+        batches = [[list(map(int, row)) for row in batch.samples] for batch in reader]
+    return ray.get_runtime_context().get_node_id(), batches
+
+
+def two_ranks(address: str, placement: str) -> dict[str, Any]:
+    """Two ranks, each on a node of its own, read an epoch; what they got, and where workers were."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = mmdp.open_source(write_data(Path(folder), repeat=20))
+        encoder = mmdp.Encoder(tokenizer(), "fixed:16")
+        sizes = mmdp.measure(source, encoder, cache=Path(folder) / "cache")
+        plan = mmdp.plan(sizes, mmdp.Budget(100, 3))
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        with Coordinator(
+            *(source, encoder, plan),
+            name="on-two-nodes",
+            batch_size=2,
+            world_size=2,
+            num_workers=2,
+            placement=placement,
+            step_seconds=0.5,
+            address=address,
+        ) as coordinator:
+            reading = [
+                ray.remote(read)
+                .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+                .remote(rank, coordinator.address, sys.path)
+                for rank, node in enumerate(nodes)
+            ]
+            got = ray.get(reading, timeout=SECONDS)
+            workers = coordinator.stats()["workers"]
+            loaders = [mmdp.Loader(source, encoder, plan, batch_size=2, rank=rank, world_size=2) for rank in range(2)]
+            wanted = [[[list(map(int, row)) for row in batch.samples] for batch in loader] for loader in loaders]
+            return {
+                "nodes": nodes == [node for node, _ in got],
+                "same": wanted == [batches for _, batches in got],
+                "steps": len(wanted[0]),
+                "workers": [workers.get(node, 0) for node in nodes],
+                "placement": coordinator.placement,
+                "reason": coordinator.reason,
+            }
+
+
 def main() -> None:
     # Ray waits 15 s before it takes a node that does not answer for dead.
     os.environ.update(RAY_health_check_period_ms="500", RAY_health_check_initial_delay_ms="500")
@@ -39,6 +97,10 @@ def main() -> None:
     other = cluster.add_node(**node)
     try:
         found: dict[str, object] = {}
+        with RayExecutor(1, num_cpus=1, address=cluster.address) as actors:  # holds the connection
+            list(actors.run(ray_work.process, range(1), depth=1))
+            for placement in ("near", "auto"):
+                found[placement] = two_ranks(cluster.address, placement)
         with RayExecutor(2, num_cpus=1, address=cluster.address, placement="spread") as actors:
             found["spread"] = spread_over(actors)
             results = []

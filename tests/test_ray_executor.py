@@ -569,7 +569,7 @@ def test_nobody_needs_ray_who_does_not_use_it():
         (lambda: RayExecutor(0), "num_workers is 0: it must be at least 1"),
         (lambda: RayExecutor(1, num_cpus=-1), "num_cpus is -1: it must be at least 0"),
         (lambda: RayExecutor(1, max_concurrency=0), "max_concurrency is 0: it must be at least 1"),
-        (lambda: RayExecutor(1, placement="far"), "no placement 'far': choose of default, spread, near"),
+        (lambda: RayExecutor(1, placement="far"), "no placement 'far': choose of together, spread, near"),
         (lambda: RayExecutor(1).run(work.double, [], depth=0), "a depth of 0"),
         (lambda: RayExecutor(1).run(work.double, [], depth=1, max_weight=5), "give `weight` too"),
         (lambda: RayExecutor(1).run_references(work.double, [], depth=1, timeout=0), "a timeout of 0 s"),
