@@ -48,7 +48,6 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
         f"  skipped   {left_out:,} of {len(sizes):,}" + (f": {reasons}" if reasons else ""),
         f"  budget    --max-tokens {better.tokens} --max-images {better.images} holds 99 % of the samples; with "
         f"{budget.tokens:,} tokens --max-images {same.images}",
-        "            Images should follow tokens: with fewer a row is closed by its images, half empty. More only let "
-        "a few rows be dear.",
+        "            Images should follow tokens: with fewer a row is closed by its images, half empty",
     ]
     return "\n".join(lines)

@@ -31,7 +31,7 @@ def test_the_numbers_are_those_of_the_data(sizes):
     assert f"longest {kept.max():,} tokens" in text
     assert "60% of all tokens are padding" in text
     assert "the same tokens cost the model 2.5 times less" in text
-    assert f"{too_long + 1} of 24: too_long {too_long}, missing_image 1" in text
+    assert f"{too_long + 1} of 24: missing_image 1, too_long {too_long}" in text
     better = sizes.suggest()
     assert f"--max-tokens {better.tokens} --max-images {better.images} holds 99 %" in text
     assert max(map(len, text.splitlines())) <= 120
