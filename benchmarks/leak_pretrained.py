@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from rich.progress import track
@@ -51,8 +52,10 @@ def load(folder: Path) -> Any:
     files = list(folder.rglob("*.gguf"))
     if len(files) != 1:
         raise SystemExit(f"{folder} has {len(files)} GGUF files, and one is wanted: see --help for how to get it")
-    model = transformers.AutoModelForCausalLM.from_pretrained(files[0].parent, gguf_file=files[0].name)
-    return model.float().eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        files[0].parent, gguf_file=files[0].name, dtype=torch.float32
+    )
+    return model.eval()
 
 
 def texts(rows: Path, folder: Path) -> Path:
@@ -72,7 +75,9 @@ def packed(folder: Path, num_rows: int) -> tuple[list[tuple[int, ...]], Callable
     sizes = mmdp.measure(source, encoder, cache=folder / "cache")
     build = mmdp.RowBuilder(source, encoder, sizes, strict=True)
     epoch = mmdp.plan(sizes, mmdp.Budget(TOKENS), seed=0).epoch(0)
-    rows = [tuple(map(int, epoch[number])) for number in range(min(num_rows, len(epoch)))]
+    # From all over the epoch: neighbours are of like cost.
+    places = np.linspace(0, len(epoch) - 1, min(num_rows, len(epoch))).astype(int)
+    rows = [tuple(map(int, epoch[int(place)])) for place in places]
     return rows, lambda row: mmdp.batch([build(list(row))], pad_id=encoder.pad_id)
 
 

@@ -73,7 +73,9 @@ def two_ranks(address: str, placement: str) -> dict[str, Any]:
                 for rank, node in enumerate(nodes)
             ]
             got = ray.get(reading, timeout=SECONDS)
-            workers = coordinator.stats()["workers"]
+            end = time.monotonic() + SECONDS
+            while sum((workers := coordinator.stats()["workers"]).values()) < 2 and time.monotonic() < end:
+                time.sleep(0.1)  # an epoch may be over before the second has come up
             loaders = [mmdp.Loader(source, encoder, plan, batch_size=2, rank=rank, world_size=2) for rank in range(2)]
             wanted = [[[list(map(int, row)) for row in batch.samples] for batch in loader] for loader in loaders]
             return {

@@ -117,6 +117,9 @@ def _clean(made: NotebookNode, folder: str) -> None:
                 output.metadata = nbformat.from_dict({})
                 if "application/vnd.jupyter.widget-view+json" in output.data:
                     continue  # a progress bar
+                for kind, text in output.data.items():
+                    if kind.startswith("text/"):
+                        output.data[kind] = _COLOURS.sub("", text)
             kept.append(output)
         cell.outputs = kept
 
