@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from simulated_time import Event, Places, Process, Processors, Simulation
 
+from mmdp.event_time import Event, Places, Process, Processors, Simulation
 from mmdp.span_table import NO_NUMBER, Lane, Spans
 
 RESOURCES = ("I/O", "CPU", "transport", "memory", "trainer")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import Any
 
 from mmdp.ray_start import NAMESPACE, load_ray
@@ -36,22 +37,23 @@ def answer(ref: Any, who: str, seconds: float, is_stopped: Callable[[], bool] | 
     """
     ray = load_ray()
     end = time.monotonic() + seconds
-    while True:
-        left = end - time.monotonic()
-        try:
-            return ray.get(ref, timeout=max(0.0, min(left, _POLL_SECONDS if is_stopped is not None else left)))
-        except ray.exceptions.GetTimeoutError:
-            if is_stopped is not None and is_stopped():
-                raise CallStopped from None
-            if time.monotonic() >= end:
-                raise TimeoutError(f"{who} has not answered within {seconds:.0f} s") from None
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
-            raise RuntimeError(
-                f"{who} has died, and with it the rows it had ({type(error).__name__}): start it again, and go on from "
-                "the last state"
-            ) from error
+    # One request for all of the wait: a `ray.get` that times out gives up a transfer under way, and the next starts it
+    # anew, so a large answer over a slow link would never come.
+    future = ref.future()
+    while not wait([future], _POLL_SECONDS if is_stopped is not None else max(0.0, end - time.monotonic())).done:
+        if is_stopped is not None and is_stopped():
+            raise CallStopped
+        if time.monotonic() >= end:
+            raise TimeoutError(f"{who} has not answered within {seconds:.0f} s")
+    try:
+        return future.result()
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+        raise RuntimeError(
+            f"{who} has died, and with it the rows it had ({type(error).__name__}): start it again, and go on from "
+            "the last state"
+        ) from error
 
 
 def find(name: str, seconds: float) -> Any:

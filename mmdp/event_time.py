@@ -1,6 +1,7 @@
-"""Simulated time: processes that wait for events, places that they take, processors that they share.
+"""Simulated time: processes that wait for events, places that they take, processors and links that they share.
 
-Used by `simulated_pipeline.py`.
+Adds: `Simulation`, a clock that jumps from event to event; `Event` and `Process`; `Places`, `Processors`, `Link`.
+Leaves out: what a pipeline is made of (`pipeline_model`).
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class Processors:
     """All that compute get an equal share of them, one at most."""
 
     def __init__(self, simulation: Simulation, number: int) -> None:
+        self._begun = 0.0
         self._simulation = simulation
         self._number = number
         self._left: dict[Event, float] = {}
@@ -97,10 +99,16 @@ class Processors:
     def work(self, seconds: float) -> Event:
         """Happens when so many processor seconds are done."""
         event = Event()
+        self._begun += seconds
         self._advance()
         self._left[event] = seconds
         self._plan()
         return event
+
+    def used(self) -> float:
+        """Processor seconds that were worked so far."""
+        self._advance()
+        return self._begun - sum(self._left.values())
 
     def _share(self) -> float:
         return min(1.0, self._number / max(1, len(self._left)))
@@ -126,3 +134,27 @@ class Processors:
                 del self._left[event]
                 self._simulation.fire(event)
             self._plan()
+
+
+class Link:
+    """One direction of a network card: what is sent passes in the order in which it was begun.
+
+    Args:
+        simulation: whose time it is.
+        rate: bytes a second; may be infinite.
+
+    Attributes:
+        num_bytes: that were sent.
+    """
+
+    def __init__(self, simulation: Simulation, rate: float) -> None:
+        self.num_bytes = 0.0
+        self._simulation = simulation
+        self._rate = rate
+        self._free = 0.0
+
+    def send(self, num_bytes: float) -> float:
+        """Begins to send; the time at which the last byte has passed."""
+        self.num_bytes += num_bytes
+        self._free = max(self._free, self._simulation.now) + num_bytes / self._rate
+        return self._free
