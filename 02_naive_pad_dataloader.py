@@ -74,7 +74,7 @@ show(row_map(drawn_rows(first, encoder.image_id), title=title), "02_row_map", co
 # ## What to see, and what comes next
 #
 # One long sample sets the length of its whole batch, and the other seven are grey behind it. On the demo set half of
-# all tokens are padding; on real textbook questions it was two thirds to three quarters. And each batch has another
+# all tokens are padding; on real textbook and exam questions nearly two thirds. And each batch has another
 # shape, which compiled models dislike, and a memory need that nobody can tell beforehand.
 #
 # What this stage does not do: bound anything. Stage 03 gives all batches one length, and has to decide what happens

@@ -254,8 +254,8 @@ show(row_map(drawn_rows(last.first, encoder.image_id), length=budget.tokens, tit
 #
 # 1. Serial changes most: it pays the distance for each image, one by one. Concurrent pays it once or twice a step.
 #    From prefetch on it is paid while the trainer works, and only the first batch still shows it.
-# 2. The processors are the bound: the actors can't decode and tokenise as fast as such a trainer takes. More actors
-#    help while there are processors, here or on other nodes; after that only less work for each sample does, as
-#    smaller images, or tokens that were measured before.
+# 2. Bound by CPU: the actors can't decode as fast as such a trainer takes, and it waits again, for more than half of
+#    the time on two processors. More actors help while there are processors, here or on other nodes; after that only
+#    less work for each sample does, such as smaller images.
 #
 # </details>
