@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import mmdp
-from mmdp.chat import load_tokenizer
+from mmdp.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("MMDP_SHARED", ROOT.parent / "shared"))

@@ -1,8 +1,8 @@
 """A conversation as token ids, and labels that fall on the answers alone.
 
-Adds: `load_tokenizer`, and `Chat`, which turns the turns of a sample and the marks of its images into ids and labels.
-Leaves out: what an image costs (`vision.py`), and reading samples (`sources.py`). Nothing is cut here: how long a
-sample may be is the planner's business.
+Adds: `Chat`, which turns the turns of a sample and the marks of its images into ids and labels.
+Leaves out: the tokenizer (`tokenizer.py`), what an image costs (`vision.py`), and reading samples (`sources.py`).
+Nothing is cut here: how long a sample may be is the planner's business.
 
 - Marks come from the template (`template.py`) and from images only. Text is encoded with the special tokens switched
   off, so that what a person spells never becomes a turn or an image.
@@ -17,67 +17,23 @@ https://huggingface.co/docs/transformers/chat_templating_writing
 
 from __future__ import annotations
 
-import copy
-import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from mmdp.records import IGNORE, Turn
 from mmdp.refusals import DataError, Reason, shorten
 from mmdp.template import CHATML, PROBE, ImageSlot, Marks, Piece, Slot, Template, Text
+from mmdp.tokenizer import plain_tokenizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _SHORT = 24
 """Characters; headers and answers of a word or two come again and again, so their ids are kept."""
-
-
-def load_tokenizer(name: str, *, cache: Path | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer `demo`, of a local folder, or of that name on the Hub.
-
-    `tokenizer.json` is loaded by the generic class, whatever class its config names: transformers 5 rebuilds the
-    pre-tokenizer of some classes, and with it SmolLM2's one-digit rule is lost.
-
-    Args:
-        name: `demo`, a folder, or a Hub name.
-        cache: where the demo tokenizer lies; by default `config.cache_folder()`.
-
-    Raises:
-        ValueError: no `tokenizer.json` under that name.
-    """
-    from huggingface_hub import hf_hub_download
-    from transformers import PreTrainedTokenizerFast
-
-    if name == "demo":
-        from mmdp.config import cache_folder
-        from mmdp.demo import demo_tokenizer
-
-        name = str(demo_tokenizer(cache or cache_folder()))
-    is_local = name.startswith((".", "/", "~")) or Path(name).exists()
-    if is_local and not (Path(name) / "tokenizer.json").is_file():
-        raise ValueError(
-            f"tokenizer {shorten(name)}: no tokenizer.json in there. Save one with "
-            "`tokenizer.save_pretrained(FOLDER)`, or give 'demo' or a name on the Hub"
-        )
-    try:
-        if not is_local:
-            hf_hub_download(
-                name, "tokenizer.json", etag_timeout=10
-            )  # one question, before the library asks for ten files
-        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"tokenizer {shorten(name)}: neither 'demo', nor a folder with a tokenizer.json, nor a name that the Hub "
-            f"gives us ({type(error).__name__}: {shorten(str(error), 160)})"
-        ) from error
-    return tokenizer
 
 
 class Chat:
@@ -122,7 +78,7 @@ class Chat:
         self.template = Template(tokenizer, text, placeholder)
         control = {number for number, token in added.items() if token.special} | {id_of[mark] for mark in marks}
         self._control = frozenset(control - {tokenizer.unk_token_id})
-        self._plain, self._inside = _plain_tokenizers(tokenizer)
+        self._plain, self._inside = plain_tokenizers(tokenizer)
         self._image_pieces = lru_cache(maxsize=512)(self.template.split)
         self._encode_short = lru_cache(maxsize=1 << 16)(self._encode)
         self.rule = self._choose_rule()
@@ -289,44 +245,6 @@ def _fill(slot: Slot, pieces: list[Piece]) -> list[Piece]:
         else:
             filled.append(piece)
     return filled
-
-
-def _plain_tokenizers(tokenizer: PreTrainedTokenizerFast) -> tuple[Tokenizer, Tokenizer]:
-    """Copies of the backend that read special tokens as plain text: for a text that starts, and for one inside.
-
-    Some tokenizers put a space before a text that starts, and none inside of one. A piece between two marks starts for
-    most of them; an answer apart from its header never does. Where that makes no difference, both are one copy.
-    """
-    backend = tokenizer.backend_tokenizer
-    parts = {kind: getattr(backend, kind) for kind in ("pre_tokenizer", "normalizer")}
-    states = {kind: json.loads(part.__getstate__()) for kind, part in parts.items() if part is not None}
-    starting, inside = ({kind: _without_space(state, at) for kind, state in states.items()} for at in (False, True))
-    text = backend.to_str()
-    plain = _read_plain(text, starting if starting != states else {})
-    return plain, plain if inside == starting else _read_plain(text, inside)
-
-
-def _without_space(state: dict[str, Any], inside: bool) -> dict[str, Any]:
-    """The state of a pre-tokenizer or normalizer that puts no space before a text where none belongs."""
-    state = copy.deepcopy(state)
-    for part in [state, *state.get("pretokenizers", []), *state.get("normalizers", [])]:
-        if part.get("type") == "Metaspace" and (inside or part.get("prepend_scheme") == "first"):
-            part["prepend_scheme"] = "never"
-        if part.get("type") == "ByteLevel" and inside:
-            part["add_prefix_space"] = False
-        if part.get("type") == "Prepend" and inside:
-            part["prepend"] = ""
-    return state
-
-
-def _read_plain(text: str, changed: dict[str, Any]) -> Tokenizer:
-    if changed:
-        text = json.dumps(json.loads(text) | changed)
-    plain = Tokenizer.from_str(text)
-    plain.no_padding()
-    plain.no_truncation()
-    plain.encode_special_tokens = True
-    return plain
 
 
 def _rebuild_chat(tokenizer: PreTrainedTokenizerFast, placeholder: str, marks: Sequence[str], text: str) -> Chat:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmdp.chat import Chat, load_tokenizer
+from mmdp.chat import Chat
 from mmdp.config import Config
 from mmdp.images import check_pixels, decode, image_size, read_size
 from mmdp.records import Encoded, ImageLayout, Sample
 from mmdp.refusals import DataError, Reason, shorten
 from mmdp.spans import span
 from mmdp.store import read, reader
+from mmdp.tokenizer import load_tokenizer
 from mmdp.vision import vision_family
 
 if TYPE_CHECKING:
@@ -75,14 +76,16 @@ class Encoder:
             vision += f",image_token={token}" if "=" in vision else f":image_token={token}"
         self._vision = vision
         self.family = vision_family(vision)
-        vocabulary = loaded.get_vocab()
-        if missing := [mark for mark in self.family.marks if mark not in vocabulary]:
+        id_of = loaded.backend_tokenizer.token_to_id  # the whole vocabulary as a dict takes 50 ms
+        if missing := [mark for mark in self.family.marks if id_of(mark) is None]:
             raise ValueError(
                 f"the tokenizer lacks {len(missing)} marks of the vision family {self.family.name}, such as "
                 f"{missing[0]}: use that model's own tokenizer, or `--vision fixed:64`, which goes with any"
             )
         self.max_pixels = max_pixels
-        self.image_id: int = vocabulary[self.family.image_token]
+        image_id = id_of(self.family.image_token)
+        assert image_id is not None, "the image token is one of the marks"
+        self.image_id: int = image_id
         self.pad_id = _pad_id(loaded)
         self._pickled: bytes | None = None
         self._chat: Chat | None = Chat(
@@ -201,9 +204,8 @@ def _at_image(error: DataError, sample: Sample, number: int) -> DataError:
 
 
 def _image_token(tokenizer: PreTrainedTokenizerFast) -> str:
-    vocabulary = tokenizer.get_vocab()
     for token in _IMAGE_TOKENS:
-        if token in vocabulary:
+        if tokenizer.backend_tokenizer.token_to_id(token) is not None:
             return token
     tokenizer.add_tokens([_IMAGE_TOKENS[0]], special_tokens=True)
     return _IMAGE_TOKENS[0]

@@ -19,11 +19,11 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 import mmdp
 from mmdp.adapters import adapt
-from mmdp.chat import load_tokenizer
 from mmdp.families import ATTENTIONS, MROPE, TEXT_ONLY, attention_kind, resolve
 from mmdp.leaks import LEAKS, refuse_leaks
 from mmdp.mrope import mrope_positions
 from mmdp.records import IGNORE
+from mmdp.tokenizer import load_tokenizer
 from mmdp.vision_inputs import NORMAL
 
 VISION = list(tiny.SPECS)

@@ -12,10 +12,11 @@ import pytest
 from small import MARKS, tokenizer
 from tokenizers import AddedToken
 
-from mmdp.chat import Chat, load_tokenizer
+from mmdp.chat import Chat
 from mmdp.records import IGNORE, Turn
 from mmdp.refusals import DataError, Reason
 from mmdp.template import CHATML
+from mmdp.tokenizer import load_tokenizer
 
 
 def qa(*texts: str) -> list[Turn]:
@@ -121,21 +122,6 @@ def test_generation_marks_of_chatml_agree_with_the_frame(shared):
     )
     assert encoded["input_ids"] == ids.tolist()
     assert [bool(on) for on in encoded["assistant_masks"]] == (labels != IGNORE).tolist()
-
-
-def test_smollm2_keeps_its_one_digit_rule(shared):
-    """A known id sequence: the pre-tokenizer of tokenizer.json survives loading, whatever class the config names."""
-    loaded = load_tokenizer(str(shared / "tokenizers" / "smollm2"))
-    assert [104, 446, 2367, 33, 216, 34, 35] == loaded.encode("x =\n    1 23")
-
-
-def test_class_named_in_the_config_does_not_change_the_ids(shared, tmp_path):
-    """A folder that says GPT2Tokenizer loads like the generic class; AutoTokenizer loses the digit rule there."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        text = (shared / "tokenizers" / "smollm2" / name).read_text()
-        (tmp_path / name).write_text(text.replace('"PreTrainedTokenizerFast"', '"GPT2Tokenizer"'))
-    assert "GPT2Tokenizer" in (tmp_path / "tokenizer_config.json").read_text()
-    assert [104, 446, 2367, 33, 216, 34, 35] == load_tokenizer(str(tmp_path)).encode("x =\n    1 23")
 
 
 LOOP = "{% for m in messages %}"
@@ -340,12 +326,6 @@ def test_threads_share_a_chat():
     assert wanted == got
 
 
-def test_unknown_tokenizers_are_named(tmp_path):
-    """A folder without a tokenizer.json is an error that says what to do."""
-    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
-        load_tokenizer(str(tmp_path))
-
-
 def test_labels_are_the_same_on_the_oldest_transformers(shared, tmp_path):
     """TXT-03: ids and labels do not change with the library, from the oldest we allow to the installed one."""
     script = tmp_path / "labels.py"
@@ -369,7 +349,8 @@ LABELS_SCRIPT = """
 import hashlib, sys
 import transformers
 sys.path.insert(0, sys.argv[1])
-from mmdp.chat import Chat, load_tokenizer
+from mmdp.chat import Chat
+from mmdp.tokenizer import load_tokenizer
 from mmdp.records import Turn
 
 print(transformers.__version__)
