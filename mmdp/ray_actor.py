@@ -9,6 +9,9 @@ Leaves out: what the actor does (`ray_worker`), and who gets which item (`ray_po
 | together | where Ray puts them by default: on the node of whoever makes them, until half of its CPUs are taken |
 | spread | one node after the other, if Ray can: it is a wish |
 | near | on the node they work for, if it lives |
+
+Actors that take no CPU at all are put on nodes by chance, whatever is asked for: Ray looks at a strategy only for what
+takes something. So spread and near are refused for them, and together means nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from mmdp.wire import WorkerError
 Placement: TypeAlias = Literal["together", "spread", "near"]
 Ref: TypeAlias = Any  # ray.ObjectRef; ray is not imported before it is needed
 
+_LEAST_CPUS = 0.0001  # in which Ray counts; less is none
 _LOAD_SECONDS = 300.0  # to import the function's modules; torch on a busy machine with cold disks takes half a minute
 
 
@@ -203,8 +207,18 @@ def _reason(death: Exception) -> str:
     return shorten(told.split("Worker exit detail: ")[-1].split(" Some common causes")[0], 300)
 
 
-def check_placement(placement: str) -> Placement:
-    """The same; ValueError where there is none of this name."""
+def check_placeable(placement: str, num_cpus: float) -> None:
+    """ValueError where Ray would put actors of so many CPUs anywhere, though it matters where they are."""
+    if placement != "together" and num_cpus < _LEAST_CPUS:
+        raise ValueError(
+            f"num_cpus is {num_cpus:g}, with placement {placement!r}: Ray puts actors that take no CPU on nodes by "
+            f"chance. Give at least {_LEAST_CPUS:g}, or 'together'"
+        )
+
+
+def check_placement(placement: str, num_cpus: float) -> Placement:
+    """The same; ValueError where there is none of this name, or where actors of so many CPUs can't be placed so."""
     if placement not in get_args(Placement):
         raise ValueError(f"no placement {shorten(placement)}: choose of {', '.join(get_args(Placement))}")
+    check_placeable(placement, num_cpus)
     return placement  # type: ignore[return-value]

@@ -45,7 +45,7 @@ from mmdp import ray_start, spans
 from mmdp.assemble import MAX_BYTES
 from mmdp.failures import MAX_FAILURES
 from mmdp.placement import choose
-from mmdp.ray_actor import Placement, check_placement
+from mmdp.ray_actor import Placement, check_placeable, check_placement
 from mmdp.ray_call import answer
 from mmdp.ray_crew import STORE_SHARE
 from mmdp.ray_deal import Job, Terms
@@ -134,8 +134,10 @@ class Coordinator:
         address: str | None = None,
     ) -> None:
         check_ranks(batch_size, 0, world_size)
-        if placement != "auto":
-            check_placement(placement)
+        if placement == "auto":
+            check_placeable(placement, num_cpus)
+        else:
+            check_placement(placement, num_cpus)
         if step_seconds is not None and not 0 < step_seconds < math.inf:
             raise ValueError(f"step_seconds is {step_seconds}: it must be above 0, and finite")
         depth = 3 * batch_size if depth is None else depth

@@ -41,6 +41,7 @@ class Engine:
     def __init__(
         self, address: str | None, num_workers: int, num_cpus: float, max_concurrency: int, placement: Placement
     ) -> None:
+        self._first = threading.Lock()  # never released: whoever has it closes
         self._unregister = atexit.unregister  # a run that ends with the interpreter finds no module any more
         self._session = Session(address, num_cpus=num_workers * num_cpus)
         try:
@@ -69,13 +70,13 @@ class Engine:
             work.close()
 
     def close(self) -> None:
-        """Ends the actors and the loop, and leaves Ray."""
-        if self._loop.is_closed():
-            return
-        self._unregister(self.close)
+        """Ends the actors and the loop, and leaves Ray; but once, whoever comes: the exit, a user, the collector."""
         if threading.current_thread() is self._thread:  # the garbage collector may close a run from any thread
             threading.Thread(target=self.close, name="mmdp-ray-close").start()
             return
+        if not self._first.acquire(blocking=False):
+            return
+        self._unregister(self.close)
         closing = asyncio.run_coroutine_threadsafe(self.pool.staff.close(), self._loop)
         try:
             with contextlib.suppress(TimeoutError):

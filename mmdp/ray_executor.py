@@ -40,6 +40,7 @@ from mmdp import ray_start
 from mmdp.executors import check_run
 from mmdp.in_order import in_order, name_item
 from mmdp.ray_actor import Placement, Ref, check_placement
+from mmdp.ray_call import arrived
 from mmdp.ray_crew import RayCrew, Window
 from mmdp.ray_engine import Engine
 from mmdp.ray_start import load_ray
@@ -68,7 +69,7 @@ class RayExecutor:
         views: results are read-only views of the object store.
 
     Raises:
-        ValueError: a number out of range, or no such placement.
+        ValueError: a number out of range, no such placement, or one that needs a larger `num_cpus`.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class RayExecutor:
         self._num_workers = num_workers
         self._address = address
         self._num_cpus = num_cpus
-        self._placement = check_placement(placement)
+        self._placement = check_placement(placement, num_cpus)
         self._max_concurrency = max_concurrency
         self._views = views
         self._keeps = False
@@ -239,7 +240,8 @@ def read(block: Ref, *, views: bool = False, timeout: float = 600.0) -> Any:
     Args:
         block: the reference.
         views: its arrays are read-only views of the object store, and keep the block alive.
-        timeout: seconds to wait; after a node was lost, Ray does not always say so.
+        timeout: seconds to wait; after a node was lost, Ray does not always say so. A transfer that is under way goes
+            on behind it, for the next try.
 
     Raises:
         RuntimeError: it is gone, with the program or the node it belonged to.
@@ -247,12 +249,13 @@ def read(block: Ref, *, views: bool = False, timeout: float = 600.0) -> Any:
     """
     ray = load_ray()
     try:
-        return unpack(ray.get(block, timeout=timeout), views=views)
+        (value,) = arrived([block], timeout, f"the block has not come within {timeout:.0f} s")
     except ray.exceptions.ObjectLostError as error:
         raise RuntimeError(
             f"the block is gone ({type(error).__name__}): the program that asked for it has ended, or the node where "
             "it lay"
         ) from error
+    return unpack(value, views=views)
 
 
 def _pickle(function: Callable[[Any], Any]) -> bytes:

@@ -5,16 +5,17 @@ Leaves out: making a block again (`ray_crew`, `ray_dealer`).
 
 Where the only copy of an object is lost with its node, Ray looks for a way to make it again. For the result of an actor
 that is gone there is none, and now and then Ray never says so. So a wait looks, every few seconds, whether the node of
-the block is still there.
+the block is still there. The block itself is asked for once (`ray_call` says why).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from mmdp.ray_call import CallStopped, arrived
 from mmdp.ray_job import Built
 from mmdp.ray_start import is_alive, load_ray
 from mmdp.ray_worker import Block
@@ -45,30 +46,34 @@ async def fetched(built: Built) -> Block:
     return block
 
 
-def fetch(parts: Sequence[Built], seconds: float) -> list[Block]:
+def fetch(parts: Sequence[Built], seconds: float, is_stopped: Callable[[], bool] = lambda: False) -> list[Block]:
     """The blocks of several, as views of this node's store.
 
     Args:
         parts: what actors have built.
         seconds: to wait, while their nodes are there.
+        is_stopped: says, now and then, that nobody wants them any more.
 
     Raises:
         BlockLost: one is gone.
+        CallStopped: nobody wants them any more.
         TimeoutError: the time is over.
     """
-    ray = load_ray()
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            blocks: list[Block] = ray.get([part.block for part in parts], timeout=_LOOK_SECONDS)
-            return blocks
-        except ray.exceptions.ObjectLostError as error:
-            raise BlockLost(type(error).__name__) from None
-        except ray.exceptions.GetTimeoutError:
+    looked = time.monotonic()
+
+    def check() -> None:
+        nonlocal looked
+        if is_stopped():
+            raise CallStopped
+        if time.monotonic() - looked >= _LOOK_SECONDS:
+            looked = time.monotonic()
             if not all(is_alive(part.node) for part in parts):
-                raise BlockLost("its node is gone") from None
-            if time.monotonic() > end:
-                raise TimeoutError(f"a row has not come within {seconds:.0f} s") from None
+                raise BlockLost("its node is gone")
+
+    try:
+        return arrived([part.block for part in parts], seconds, f"a row has not come within {seconds:.0f} s", check)
+    except load_ray().exceptions.ObjectLostError as error:
+        raise BlockLost(type(error).__name__) from None
 
 
 def _look(future: asyncio.Future[Any]) -> None:

@@ -93,7 +93,7 @@ def _pull(reference: Any, num_bytes: int, other: str) -> float:
     if not made:
         raise TimeoutError(f"node {other} has not answered within {_PROBE_SECONDS:.0f} s: is it alive? `ray status`")
     try:
-        ray.get(reference, timeout=_PROBE_SECONDS)
+        ray.get(reference, timeout=_PROBE_SECONDS)  # what is late is given up on purpose: the link is free again
     except ray.exceptions.GetTimeoutError:
         return num_bytes / _PROBE_SECONDS  # or less
     return num_bytes / (time.perf_counter() - begin)

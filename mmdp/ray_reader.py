@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -67,7 +67,7 @@ class _Made:
     """
 
     batch: Batch
-    rows: Sequence[tuple[int, Sequence[Reason]]]
+    rows: Sequence[tuple[int, Mapping[int, Reason]]]
     num_bytes: int
 
 
@@ -207,8 +207,8 @@ class RankReader:
     def _note(self, made: _Made) -> None:
         """A batch is handed out."""
         assert made.batch.state is not None
-        for num_samples, reasons in made.rows:
-            self._failures.note(num_samples, reasons)
+        for num_samples, failed in made.rows:
+            self._failures.note(num_samples, failed)
         self._state = made.batch.state
         self.counts.batches += 1
         self.counts.rows += len(made.rows)
@@ -231,25 +231,27 @@ class RankReader:
                 if isinstance(dealt, Finished):
                     yield dealt
                     return
-                made = self._copied(dealt, number)
+                made = self._copied(dealt, number, stopping.is_set)
                 num_copied = 1
                 del dealt  # and with it the last reference to its rows
                 yield made
                 del made
 
-    def _copied(self, dealt: Dealt, number: int) -> _Made:
+    def _copied(self, dealt: Dealt, number: int, is_stopped: Callable[[], bool]) -> _Made:
         with spans.span("transfer") as work:
-            values = [self._views(row, dealt.number, place, number) for place, row in enumerate(dealt.rows)]
+            values = [
+                self._views(row, (number, dealt.number, place), is_stopped) for place, row in enumerate(dealt.rows)
+            ]
             num_bytes = sum(part.meta.num_bytes for row in dealt.rows for part in row.parts)
             work.add(num_bytes=num_bytes)
         rows = [_whole(row, parts) for row, parts in zip(dealt.rows, values, strict=True)]
         with spans.span("join"):
             made = batch(rows, pad_id=self._terms.pad_id, length=self._terms.length)
         made = replace(made, step_label_tokens=dealt.step_label_tokens, state=dict(dealt.state))
-        return _Made(made, [(len(row.samples), list(row.skipped.values())) for row in rows], num_bytes)
+        return _Made(made, [(len(row.samples), row.skipped) for row in rows], num_bytes)
 
-    def _views(self, row: DealtRow, step: int, place: int, loop: int) -> list[Row]:
-        """The parts of a row, as views of the object store."""
+    def _views(self, row: DealtRow, where: tuple[int, int, int], is_stopped: Callable[[], bool]) -> list[Row]:
+        """The parts of a row, given as loop, step and place in it, as views of the object store."""
         for part in row.parts:
             if part.meta.failure is not None:
                 error = part.meta.failure.rebuild()
@@ -257,11 +259,11 @@ class RankReader:
                 raise error
         for _ in range(_TRIES):
             try:
-                blocks = row.blocks or fetch(row.parts, self._timeout)
+                blocks = row.blocks or fetch(row.parts, self._timeout, is_stopped)
                 return list(untraced(unpack(block, views=True) for block in blocks))
             except BlockLost:
                 self.counts.lost += 1
-                row = self._call("again", self._rank, loop, step, place)  # or the coordinator has gone, as this says
+                row = self._call("again", self._rank, *where)  # or the coordinator has gone, as this says
         raise RuntimeError(f"the row of samples {name_item(row.samples)} was lost {_TRIES} times over, with its node")
 
     def _call(self, method: str, *arguments: Any) -> Any:

@@ -2,7 +2,8 @@
 
 Adds: `Session`, a hold on Ray for as long as something runs on it; what a cluster has (`total_cpus`, `free_cpus`,
 `store_bytes`, `used_store_bytes`).
-Leaves out: what runs on it (`ray_pool`). With its neighbours `ray_*.py` it is the only importer of ray.
+Leaves out: how one is started here (`ray_local`), and what runs on it (`ray_pool`). With its neighbours `ray_*.py` it
+is the only importer of ray.
 
 Whose Ray it is:
 
@@ -12,27 +13,26 @@ Whose Ray it is:
 | an address, given or in `RAY_ADDRESS` | it is joined; the last `close` leaves it |
 | neither | one is started on this machine, for this program only; the last `close`, or the program's end, ends it |
 
-Nobody else's Ray is ever ended. A Ray that is started here has no dashboard, reports nothing to anybody, prints
-nothing, and leaves no file behind. It listens on this machine's network address: on a machine that others can reach,
-set `RAY_AUTH_MODE=token` before, and every process that joins needs the token.
+Nobody else's Ray is ever ended. One that is started here listens on the loopback alone. Other users of the same machine
+reach it there: where they are not to be trusted, set `RAY_AUTH_MODE=token` before, and every process that joins needs
+the token.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import math
+import logging
 import os
-import shutil
-import signal
 import socket
 import sys
-import tempfile
 import threading
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Any
+
+from mmdp.ray_local import LocalRay, num_processors, on_loopback
 
 NAMESPACE = "mmdp"
 """Where named actors are found by all programs on one cluster."""
@@ -48,13 +48,8 @@ _WHERE_WE_START = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_worker_niceness": "0",  # Ray's 15: beside other work, an actor gets a thirtieth of what any process gets
 }
-_STARTS = 3
-"""Tries: on a busy machine a node does not always come up within Ray's own 15 to 30 s."""
-
 _REACH_SECONDS = 10.0  # for a cluster to take a connection
-
-_LONGEST_FOLDER = 40
-"""Characters: behind it come 65 of Ray's own, and the path of a socket has at most 107."""
+_EXIT_SECONDS = 60.0  # that the program's end waits for a thread which starts or ends Ray
 
 
 @dataclass(slots=True)
@@ -62,21 +57,23 @@ class _Hold:
     """What this program holds.
 
     Attributes:
-        lock: around all of it; the same thread may come twice, since the garbage collector closes sessions too.
-        sessions: how many hold on to Ray.
+        lock: around all of it.
+        sessions: who holds on to Ray, each by an object of its own.
+        let_go: those that have let go, for whoever has the lock.
         is_foreign: Ray was there before the first of them.
-        folder: of the Ray that was started here.
+        local: the Ray that was started here.
         pid: of the process that did.
     """
 
-    lock: threading.RLock
-    sessions: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    sessions: set[object] = field(default_factory=set)
+    let_go: deque[object] = field(default_factory=deque)
     is_foreign: bool = False
-    folder: str | None = None
+    local: LocalRay | None = None
     pid: int = 0
 
 
-_hold = _Hold(threading.RLock())
+_hold = _Hold()
 
 
 class Session:
@@ -97,36 +94,40 @@ class Session:
         self, address: str | None = None, *, num_cpus: float | None = None, store_bytes: int | None = None
     ) -> None:
         address = address or os.environ.get("RAY_ADDRESS")
-        self._is_open = False
-        with _hold.lock:
-            ray = load_ray(starts=address is None)
-            if not ray.is_initialized():
-                _hold.sessions, _hold.is_foreign = 0, False
-                if address is not None:
-                    _join(ray, address)
-                else:
-                    _start(ray, num_cpus, store_bytes)
-            elif not _hold.sessions:
-                _hold.is_foreign = True
-            here = str(ray.get_runtime_context().gcs_address)
-            if address is not None and not _is_at(address, here):
-                raise ValueError(
-                    f"this program is on the Ray cluster at {here}, not on the one at {address}: leave that one first"
-                )
-            _hold.sessions += 1
-            self._is_open = True
+        self._token = object()
+        self._pid = os.getpid()
+        try:
+            with _hold.lock:
+                ray = load_ray(starts=address is None)
+                if not ray.is_initialized():
+                    _forget()
+                    if address is not None:
+                        _join(ray, address)
+                    else:
+                        _start(ray, num_cpus, store_bytes)
+                elif not _hold.sessions:
+                    _hold.is_foreign = True
+                here = str(ray.get_runtime_context().gcs_address)
+                if address is not None and not _is_at(address, here):
+                    raise ValueError(
+                        f"this program is on the Ray cluster at {here}, not on the one at {address}: leave that one "
+                        "first"
+                    )
+                _hold.sessions.add(self._token)
+        finally:
+            _settle()
         self.ray = ray
         self.address = here
 
     def close(self) -> None:
-        """Lets go. The last one ends, or leaves, what the first one started, or joined."""
-        with _hold.lock:
-            if not self._is_open:
-                return
-            self._is_open = False
-            _hold.sessions -= 1
-            if not _hold.sessions and not _hold.is_foreign:
-                _end()
+        """Lets go. The last one ends, or leaves, what the first one started, or joined.
+
+        It never waits for another thread: the garbage collector closes sessions too, in any thread, and Ray's own ones
+        are waited for while Ray ends. Whoever starts or ends Ray just now sees to it.
+        """
+        if os.getpid() == self._pid:  # a fork ends nothing
+            _hold.let_go.append(self._token)
+            _settle()
 
 
 def load_ray(*, starts: bool = False) -> Any:
@@ -155,89 +156,100 @@ def _is_at(address: str, here: str) -> bool:
     there, known = here.rsplit(":", 1)
     if port != known:
         return False
-    try:
-        found = socket.gethostbyname(host)
-    except OSError:
-        found = host
+    found = _resolved(host)
     return found == there or found.startswith("127.")
+
+
+def _resolved(host: str) -> str:
+    """The number of a host; the host as it is, where nobody knows it."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return host
 
 
 def _join(ray: Any, address: str) -> None:
     try:
-        if ":" in address and "://" not in address:  # Ray itself tries for some minutes
-            host, port = address.rsplit(":", 1)
-            socket.create_connection((host, int(port)), _REACH_SECONDS).close()
-        ray.init(address=address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False)
+        with contextlib.ExitStack() as settings:
+            if ":" in address and "://" not in address:  # Ray itself tries for some minutes
+                host, port = address.rsplit(":", 1)
+                socket.create_connection((host, int(port)), _REACH_SECONDS).close()
+                if _is_on_loopback_alone(ray, host, int(port)):
+                    settings.enter_context(on_loopback())
+            logging.getLogger("ray").setLevel(logging.ERROR)  # as `init` does too, behind its first lines
+            ray.init(address=address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False)
     except Exception as error:
         raise RuntimeError(
             f"no Ray can be joined at {address}: {error}. Start one (`ray start --head`), or unset RAY_ADDRESS"
         ) from error
 
 
+def _is_on_loopback_alone(ray: Any, host: str, port: int) -> bool:
+    """Whether a Ray that answers at this host does not where Ray itself would look for it, at a network card."""
+    if not _resolved(host).startswith("127."):
+        return False
+    try:
+        socket.create_connection((ray.util.get_node_ip_address(), port), _REACH_SECONDS).close()
+    except OSError:
+        return True
+    return False
+
+
 def _start(ray: Any, num_cpus: float | None, store_bytes: int | None) -> None:
-    cpus = max(_processors(), math.ceil(num_cpus or 0))
-    failure: Exception | None = None
-    for _ in range(_STARTS):
-        parent = tempfile.gettempdir()
-        _hold.folder = tempfile.mkdtemp(prefix="mmdp-ray-", dir=parent if len(parent) <= _LONGEST_FOLDER else "/tmp")  # noqa: S108 - a path of a socket must be short
-        try:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                object_store_memory=store_bytes,
-                namespace=NAMESPACE,
-                include_dashboard=False,
-                logging_level="ERROR",
-                log_to_driver=False,
-                _temp_dir=_hold.folder,
-            )
-        except ValueError:
-            _end()
-            raise
-        except Exception as error:  # of its own class: "the current node timed out during startup"
-            failure = error
-            _kill_below(_hold.folder)  # Ray leaves what had come up, and that would make the next try slower still
-            _end()
-        else:
-            _hold.pid = os.getpid()
-            atexit.register(_end_with_program)  # it runs before Ray's own, which would leave the folder
-            return
-    raise RuntimeError(
-        f"Ray can't be started on this machine, in {_STARTS} tries. The last: {failure}. Is the machine very busy, or "
-        "is /dev/shm smaller than the object store?"
-    ) from failure
+    _hold.pid = os.getpid()
+    atexit.register(_end_with_program)  # it runs before Ray's own, which would leave the folder
+    try:
+        _hold.local = LocalRay(ray, NAMESPACE, num_cpus, store_bytes)
+    except BaseException:
+        atexit.unregister(_end_with_program)
+        raise
 
 
-def _end() -> None:
-    folder, _hold.folder = _hold.folder, None
-    load_ray().shutdown()
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _kill_below(folder: str) -> None:
-    """Kills the processes that were started with a folder of ours in their command line; on Linux only."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended, or is not ours
-            if int(process.name) != os.getpid() and f"{folder}/".encode() in (process / "cmdline").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
-
-
-def _end_with_program() -> None:
-    atexit.unregister(_end_with_program)
-    if _hold.folder is not None and _hold.pid == os.getpid():  # a fork ends nothing
+def _forget() -> None:
+    """Whatever this program was on is over: nobody holds on to it any more."""
+    _hold.sessions.clear()
+    _hold.is_foreign = False
+    if _hold.local is not None:  # somebody else has shut it down
         _end()
 
 
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _settle() -> None:
+    """Ends Ray once all have let go; where another thread has the lock, that one does, behind what it does now."""
+    while _hold.let_go and _hold.lock.acquire(blocking=False):
+        try:
+            was_held = bool(_hold.sessions)
+            while _hold.let_go:
+                _hold.sessions.discard(_hold.let_go.popleft())
+            if was_held and not _hold.sessions and not _hold.is_foreign:
+                _end()
+        finally:
+            _hold.lock.release()
+
+
+def _end() -> None:
+    local, _hold.local = _hold.local, None
+    if local is None:
+        load_ray().shutdown()
+        return
+    atexit.unregister(_end_with_program)
+    local.end()
+
+
+def _end_with_program() -> None:
+    """What is started here ends, and a thread that is at it just now may finish: daemons are cut off soon."""
+    if _hold.pid == os.getpid() and _hold.lock.acquire(timeout=_EXIT_SECONDS):  # a fork ends nothing
+        try:
+            if _hold.local is not None:
+                _end()
+        finally:
+            _hold.lock.release()
 
 
 def expected_cpus(address: str | None) -> float:
     """CPUs of the cluster that a `Session` would be on; none is started to find out."""
     ray = sys.modules.get("ray")
     if address is None and "RAY_ADDRESS" not in os.environ and not (ray is not None and ray.is_initialized()):
-        return _processors()
+        return num_processors()
     session = Session(address)
     try:
         return total_cpus()

@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from small import tokenizer, write_data  # noqa: E402
 import mmdp  # noqa: E402
 from mmdp.ray_coordinator import Coordinator  # noqa: E402
 from mmdp.ray_executor import RayExecutor  # noqa: E402
-from mmdp.ray_start import load_ray  # noqa: E402
+from mmdp.ray_start import Session, load_ray  # noqa: E402
 
 NUM_CPUS = 2
 SECONDS = 60
@@ -88,29 +89,52 @@ def two_ranks(address: str, placement: str) -> dict[str, Any]:
             }
 
 
+def least_cpus(address: str) -> list[int]:
+    """How many of four actors that take next to nothing, near this node, are on each node."""
+    with RayExecutor(4, num_cpus=0.0001, address=address, placement="near") as actors:
+        return spread_over(actors)
+
+
+def spread_and_lost(address: str, cluster: Any, other: Any) -> tuple[list[int], list[int]]:
+    """How many actors each node has where they are to be spread; and all results, though one node is lost."""
+    with RayExecutor(2, num_cpus=1, address=address, placement="spread") as actors:
+        spread = spread_over(actors)
+        results = []
+        for block, _ in actors.run(ray_work.block, range(40), depth=6, weight=lambda _: 6_000_000):
+            results.append(int(block[0]))
+            if len(results) == 5:
+                cluster.remove_node(other, allow_graceful=False)
+        return spread, results
+
+
 def main() -> None:
+    """The parts that are named: near, auto, least, lost; the last one takes a node away."""
     # Ray waits 15 s before it takes a node that does not answer for dead.
     os.environ.update(RAY_health_check_period_ms="500", RAY_health_check_initial_delay_ms="500")
     load_ray(starts=True)
     from ray.cluster_utils import Cluster
 
+    start = time.monotonic()
+    seconds: dict[str, float] = {}
+
+    def note(part: str) -> None:
+        seconds[part] = round(time.monotonic() - start - sum(seconds.values()), 1)
+
     node = {"num_cpus": NUM_CPUS, "object_store_memory": 2**27}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     other = cluster.add_node(**node)
     try:
-        found: dict[str, object] = {}
-        with RayExecutor(1, num_cpus=1, address=cluster.address) as actors:  # holds the connection
-            list(actors.run(ray_work.process, range(1), depth=1))
-            for placement in ("near", "auto"):
-                found[placement] = two_ranks(cluster.address, placement)
-        with RayExecutor(2, num_cpus=1, address=cluster.address, placement="spread") as actors:
-            found["spread"] = spread_over(actors)
-            results = []
-            for block, _ in actors.run(ray_work.block, range(40), depth=6, weight=lambda _: 6_000_000):
-                results.append(int(block[0]))
-                if len(results) == 5:
-                    cluster.remove_node(other, allow_graceful=False)
-            found["results"] = results
+        found: dict[str, object] = {"seconds": seconds}
+        with closing(Session(cluster.address)):  # holds the connection
+            note("start")
+            for part in sys.argv[1:]:
+                if part == "least":
+                    found[part] = least_cpus(cluster.address)
+                elif part == "lost":
+                    found["spread"], found["results"] = spread_and_lost(cluster.address, cluster, other)
+                else:
+                    found[part] = two_ranks(cluster.address, part)
+                note(part)
         print(json.dumps(found))
     finally:
         cluster.shutdown()

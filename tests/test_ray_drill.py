@@ -19,7 +19,6 @@ import pytest
 from processes import children, still_running
 
 import mmdp.drill
-from mmdp import ray_start
 from mmdp.demo import demo_jsonl
 from mmdp.drill import DRILLS, Drill, Outcome, run_drills
 from mmdp.drill_range import Range
@@ -28,8 +27,6 @@ from mmdp.faulty_store import Fault, FaultyStore
 from mmdp.loader import Loader
 
 pytest.importorskip("ray")
-
-pytestmark = pytest.mark.long
 
 BY_NAME = {drill.name: drill for drill in DRILLS}
 MEND = Fault("refuse", share=0.5, times=1)
@@ -52,7 +49,10 @@ def outcome(drill: Drill, place: Range) -> Outcome:
     return came
 
 
-@pytest.mark.parametrize("name", ["measuring", "throttle", "cut-body", "reset", "missing", "forbidden", "dead-actors"])
+SLOW = [pytest.param(name, marks=pytest.mark.long) for name in ("measuring", "throttle", "dead-actors")]
+
+
+@pytest.mark.parametrize("name", ["cut-body", "reset", "missing", "forbidden", *SLOW])
 def test_a_promise_that_holds_is_kept(place, name):
     """With threads and with real actors, whatever strikes; and it did strike."""
     came = outcome(BY_NAME[name], place)
@@ -159,24 +159,10 @@ def test_what_is_not_over_in_time_ends_the_rest(broken_place):
     assert "not run, since hangs is not over" == came[2].broken
 
 
-def test_a_session_may_be_closed_again_while_another_one_ends(ray_cluster):
-    """By the garbage collector, which comes at any moment, in any thread: that one must not wait for itself."""
-    session = ray_start.Session()
-    session.close()
-
-    def end() -> None:
-        with ray_start._hold.lock:
-            session.close()
-
-    thread = threading.Thread(target=end, daemon=True)
-    thread.start()
-    thread.join(10)
-    assert not thread.is_alive()
-
-
 # The command
 
 
+@pytest.mark.long
 def test_the_command_ends_quietly(tmp_path):
     """Exit code 0, a line for the drill and its report; no process, and nothing temporary, is left."""
     with tempfile.TemporaryDirectory(prefix="d", dir="/tmp") as folder:

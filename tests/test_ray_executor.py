@@ -1,5 +1,6 @@
 """Laws of the executors, for Ray actors; and what Ray adds: who owns a result, where it lies, and how much may."""
 
+import asyncio
 import itertools
 import os
 import pickle
@@ -11,6 +12,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from processes import still_running
 from mmdp import ray_staff
 from mmdp.executors import WorkerDied, WorkerError, executor
 from mmdp.ray_crew import STORE_SHARE
+from mmdp.ray_engine import Engine
 from mmdp.ray_executor import RayExecutor, read
 
 pytest.importorskip("ray")
@@ -201,7 +204,8 @@ def test_a_run_that_ends_early_leaves_nothing(ray_cluster):
     """Law 9: outside of `with` no actor and no thread is left, closed or dropped."""
     before = threading.active_count()
     runs = [RayExecutor(1, num_cpus=0.1).run(work.process_id, itertools.count(), depth=4) for _ in range(2)]
-    pids = {next(run) for run in runs}
+    with ThreadPoolExecutor() as threads:  # both start at once
+        pids = set(threads.map(next, runs))
     assert threading.active_count() >= before + 2
     assert 2 == sum(map(psutil.pid_exists, pids))
     runs.pop().close()
@@ -255,6 +259,23 @@ def test_closing_the_executor_ends_its_runs(ray_cluster, tmp_path):
     with pytest.raises(RuntimeError, match="executor was closed"):
         list(run)
     assert [] == still_running(pids, SECONDS)
+
+
+def test_an_engine_is_closed_but_once(ray_cluster, monkeypatch):
+    """The exit of the program, a user and the garbage collector may all come, in threads of their own, at once."""
+    engine = Engine(None, 0, 1.0, 1, "together")
+    closed = []
+
+    async def close():
+        closed.append(threading.current_thread().name)
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(engine.pool.staff, "close", close)
+    with ThreadPoolExecutor(3) as threads:
+        all_of_them = [threads.submit(engine.close) for _ in range(3)]
+    assert [None] * 3 == [one.result() for one in all_of_them]
+    assert ["mmdp-ray"] == closed
+    engine.close()
 
 
 PROGRAM = """
@@ -570,6 +591,8 @@ def test_nobody_needs_ray_who_does_not_use_it():
         (lambda: RayExecutor(1, num_cpus=-1), "num_cpus is -1: it must be at least 0"),
         (lambda: RayExecutor(1, max_concurrency=0), "max_concurrency is 0: it must be at least 1"),
         (lambda: RayExecutor(1, placement="far"), "no placement 'far': choose of together, spread, near"),
+        (lambda: RayExecutor(1, num_cpus=0, placement="near"), "num_cpus is 0, with placement 'near': Ray puts actors"),
+        (lambda: RayExecutor(1, num_cpus=0.00001, placement="spread"), "Give at least 0.0001, or 'together'"),
         (lambda: RayExecutor(1).run(work.double, [], depth=0), "a depth of 0"),
         (lambda: RayExecutor(1).run(work.double, [], depth=1, max_weight=5), "give `weight` too"),
         (lambda: RayExecutor(1).run_references(work.double, [], depth=1, timeout=0), "a timeout of 0 s"),

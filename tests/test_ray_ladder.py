@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from processes import children, still_running
+from ray_work import Plain
 from small import tokenizer, write_data
 from test_stages import ROOT, judged
 
@@ -25,7 +26,8 @@ from mmdp.ladder import RUNGS, Setup, open_rung, simulated
 
 pytest.importorskip("ray")
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]  # six rungs, each with actors that import torch anew
+climbs = pytest.mark.long  # the whole stage, or a cluster of its own
+pytestmark = pytest.mark.timeout(400)  # six rungs, each with actors of its own
 
 STEPS, TRAIN_MS, LATENCY_MS = 5, 150, 20
 SETTINGS = ("--steps", STEPS, "--train-ms", TRAIN_MS, "--latency-ms", LATENCY_MS, "--samples", 150, "--batch-size", 4)
@@ -77,6 +79,7 @@ def climbed(ray_cluster, tmp_path_factory) -> dict:
     return {**found, "trained": trained, "read": read, "trace": json.loads(trace.read_text())}
 
 
+@climbs
 def test_every_rung_gives_the_same_batches(climbed):
     """Bit for bit, in the same order: when, where and how a row is made is no matter."""
     by_rung = np.array(climbed["trained"])[-STEPS * len(RUNGS) :].reshape(len(RUNGS), STEPS)
@@ -84,6 +87,7 @@ def test_every_rung_gives_the_same_batches(climbed):
     assert (by_rung[0] == by_rung).all()
 
 
+@climbs
 def test_waiting_shrinks(climbed):
     """Serial waits most, concurrent less, and ahead of the trainer next to nothing; the reports say so."""
     rungs = climbed["rungs"]
@@ -100,6 +104,7 @@ def test_waiting_shrinks(climbed):
     assert 5 == len(climbed["prediction_misses"])
 
 
+@climbs
 def test_what_goes_through_the_coordinator(climbed):
     """By value every byte, by reference none but those of rows so small that Ray sends them with an answer."""
     rungs = climbed["rungs"]
@@ -115,12 +120,14 @@ def test_what_goes_through_the_coordinator(climbed):
     assert 3 < rungs["references"]["puts"] < rungs["prefetch"]["puts"]
 
 
+@climbs
 def test_a_rank_reads_the_memory_of_the_store(climbed):
     """Each row that a rank joins lies in the object store itself, and nobody can write to it."""
     assert 4 * STEPS <= len(climbed["read"])
     assert {(False, True)} == set(climbed["read"])
 
 
+@climbs
 def test_the_trace_has_every_process(climbed):
     """Fetching and decoding of the actors, training and waiting of the trainer, on one clock."""
     spans = [event for event in climbed["trace"]["traceEvents"] if event["ph"] == "X"]
@@ -139,6 +146,23 @@ def setup(tmp_path_factory) -> Setup:
     encoder = mmdp.Encoder(tokenizer(), "fixed:4")
     plan = mmdp.plan(mmdp.measure(source, encoder), mmdp.Budget(64, 4))
     return Setup(source, encoder, plan, batch_size=2)
+
+
+def test_references_give_the_batches_of_the_serial_rung(ray_cluster):
+    """Bit for bit, in the same order, with no tensor through the coordinator; in small, what `climbed` does in full."""
+    plain = Plain(24, side=200)  # an image is more than what comes with the answer of a call
+    plan = mmdp.plan(mmdp.measure(plain, plain), mmdp.Budget(64, 2))
+    setup = Setup(plain, plain, plan, batch_size=2, num_workers=1, num_cpus=0.1)
+    trained: dict[str, list[str]] = {"serial": [], "references": []}
+    figures = {}
+    for name, digests in trained.items():
+        figures[name] = run_rung(name, setup, lambda batch, seen=digests: seen.append(digest(batch)), steps=5)
+    assert 5 == len(set(trained["serial"])), "the case did not arise: batches are alike"
+    assert trained["serial"] == trained["references"]
+    passed = figures["references"]
+    assert 0 == figures["serial"].puts < passed.puts
+    assert 20 * passed.coordinator_bytes < passed.tally.images * 3 * 200 * 200 / 5
+    assert [1] == list(passed.workers.values())
 
 
 def test_epochs_follow_each_other(setup):
@@ -187,12 +211,12 @@ def test_an_error_of_the_trainer_ends_the_rung(setup):
 
 
 TWO_NODES = """
-import json, sys
+import json
 from mmdp.ray_start import load_ray
 
 load_ray(starts=True)
 from ray.cluster_utils import Cluster
-from small import tokenizer, write_data
+from ray_work import Plain
 
 import mmdp
 from mmdp.climb import run_rung
@@ -201,9 +225,9 @@ from mmdp.ladder import Setup, simulated
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "object_store_memory": 100 * 2**20})
 try:
     cluster.add_node(num_cpus=4, object_store_memory=100 * 2**20)
-    source, encoder = mmdp.open_source(sys.argv[1]), mmdp.Encoder(tokenizer(), "fixed:4")
-    plan = mmdp.plan(mmdp.measure(source, encoder), mmdp.Budget(64, 4))
-    setup = Setup(source, encoder, plan, batch_size=2, num_workers=2, address=cluster.address)
+    plain = Plain(24)
+    plan = mmdp.plan(mmdp.measure(plain, plain), mmdp.Budget(64, 2))
+    setup = Setup(plain, plain, plan, batch_size=2, num_workers=2, address=cluster.address)
     climbed = {name: run_rung(name, setup, simulated(100), steps=5) for name in ("references", "spread", "near")}
     print(json.dumps({name: sorted(figures.workers.values()) for name, figures in climbed.items()}))
 finally:
@@ -211,12 +235,12 @@ finally:
 """
 
 
-def test_two_nodes(tmp_path):
+@climbs
+def test_two_nodes():
     """By default actors crowd on the node of whoever makes them; spread has one on each; near, all beside the rank."""
-    path = write_data(tmp_path / "rows")
     alone = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, "-c", TWO_NODES, str(path)],
+        [sys.executable, "-c", TWO_NODES],
         env={**alone, "PYTHONPATH": str(ROOT / "tests")},
         capture_output=True,
         text=True,
@@ -240,6 +264,7 @@ def left_in(folder: str) -> list[Path]:
     return [path for path in Path(folder).iterdir() if path.name != "figures"]
 
 
+@climbs
 def test_ctrl_c_ends_all():
     """In the middle of a rung: actors, Ray, store and relay end, no file stays, and no traceback is shown."""
     with tempfile.TemporaryDirectory(prefix="l", dir="/tmp") as folder:
@@ -269,6 +294,7 @@ def name_of(process: psutil.Process) -> str:
         return ""
 
 
+@climbs
 def test_it_ends_quietly():
     """Exit code 0, nothing on standard error but a warning, no process and no file left; on one node it says so."""
     with tempfile.TemporaryDirectory(prefix="l", dir="/tmp") as folder:

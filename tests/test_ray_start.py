@@ -1,11 +1,14 @@
 """Laws of a Ray that is started, joined and left: whoever starts it ends it, and nothing of it stays."""
 
 import ast
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import types
 from pathlib import Path
 
 import psutil
@@ -19,22 +22,40 @@ TESTS = Path(__file__).parent
 SECONDS = 30  # in which a thing that ends "promptly" must have ended, however busy the machine is
 
 PROGRAM = """
-import itertools, signal
+import itertools, signal, threading
 import work
 from mmdp import ray_start
 from mmdp.ray_executor import RayExecutor
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs these tests in the background ignores it
 
+sessions = []
+starts = threading.Thread(target=lambda: sessions.append(ray_start.Session()))
+starts.start()
+starts.join()
 with RayExecutor(1) as actors:
     for result in actors.run(work.short, itertools.count(), depth=4):
         if result == 3:
-            print(ray_start._hold.folder, flush=True)
+            sessions.pop().close()
+            print(ray_start._hold.local.folder, flush=True)
 """
 
 
-def test_a_ray_of_our_own_ends_with_the_program(tmp_path):
-    """Law 9: after Ctrl-C there is no process, no file and no shared memory left, and nothing was printed by Ray."""
+def listening(processes: list[psutil.Process]) -> dict[str, set[str]]:
+    """Names of processes, to the addresses where they listen."""
+    found: dict[str, set[str]] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for at in process.net_connections("inet"):
+                if at.status == psutil.CONN_LISTEN:
+                    address = at.laddr.ip.removeprefix("::ffff:")  # of a socket that could do IPv6 as well
+                    found.setdefault(process.name().split(".")[0], set()).add(address)
+    return found
+
+
+@pytest.fixture(scope="module")
+def own() -> dict:
+    """A program that starts a Ray of its own in a thread that ends, works on it, and is ended by Ctrl-C."""
     shared_before = set(Path("/dev/shm").iterdir())
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
@@ -46,19 +67,190 @@ def test_a_ray_of_our_own_ends_with_the_program(tmp_path):
         env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])},
     )
-    folder = Path(process.stdout.readline().strip() or "nothing was printed")
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert folder.is_dir(), process.stderr.read()
-    assert len(family) > 4, "the case did not arise"
+    folder = process.stdout.readline().strip()
+    assert folder, process.communicate(timeout=60)[1]
+    was_there = Path(folder).is_dir()
+    program = psutil.Process(process.pid)
+    family = program.children(recursive=True)
+    heard = listening([program, *family])
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert -signal.SIGINT == process.returncode, err
-    assert err.startswith("Traceback"), err
-    assert err.rstrip().endswith("KeyboardInterrupt"), err
     _, alive = psutil.wait_procs(family, SECONDS)
-    assert [] == alive
-    assert not folder.exists()
-    assert set() == {path for path in Path("/dev/shm").iterdir() if "plasma" in path.name} - shared_before
+    return {
+        "family": len(family),
+        "heard": heard,
+        "code": process.returncode,
+        "err": err,
+        "alive": alive,
+        "folder": (was_there, Path(folder).exists()),
+        "shared": {path for path in Path("/dev/shm").iterdir() if "plasma" in path.name} - shared_before,
+    }
+
+
+def test_a_ray_of_our_own_ends_with_the_program(own):
+    """Law 9: after Ctrl-C there is no process, no file and no shared memory left, and nothing was printed by Ray."""
+    assert -signal.SIGINT == own["code"], own["err"]
+    assert own["err"].startswith("Traceback"), own["err"]
+    assert own["err"].rstrip().endswith("KeyboardInterrupt"), own["err"]
+    assert [] == own["alive"]
+    assert (True, False) == own["folder"]
+    assert set() == own["shared"]
+
+
+def test_a_ray_of_our_own_outlives_the_thread_that_started_it(own):
+    """Linux kills its processes with that thread, and all that was made on it; here an actor has worked since."""
+    assert own["family"] > 4, own["err"]
+
+
+def test_a_ray_of_our_own_listens_on_this_machine_alone(own):
+    """Whoever reaches a port of Ray can run code: none is open on a network card, of no process."""
+    assert {"127.0.0.1"} == set().union(*own["heard"].values()), own["heard"]
+    assert {"gcs_server", "raylet", "ray::RowWorker", "python"} <= own["heard"].keys(), "the case did not arise"
+
+
+# Who holds on to Ray, with one that starts at once
+
+
+class FakeRay:
+    """Says whether it is up."""
+
+    is_up = False
+
+    def is_initialized(self) -> bool:
+        return self.is_up
+
+    def get_runtime_context(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(gcs_address="127.0.0.1:7")
+
+    def shutdown(self) -> None:
+        self.is_up = False
+
+
+class FakeLocal:
+    """A Ray of our own, made of that one."""
+
+    def __init__(self, ray: FakeRay, *_: object) -> None:
+        self.ray = ray
+        ray.is_up = True
+
+    def end(self) -> None:
+        self.ray.shutdown()
+
+
+@pytest.fixture
+def fake(monkeypatch) -> FakeRay:
+    ray = FakeRay()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_start, "_hold", ray_start._Hold())
+    monkeypatch.setattr(ray_start, "load_ray", lambda **_: ray)
+    monkeypatch.setattr(ray_start, "LocalRay", FakeLocal)
+    nothing = types.SimpleNamespace(register=lambda _: None, unregister=lambda _: None)
+    monkeypatch.setattr(ray_start, "atexit", nothing)  # the exit of this program is that of a real one
+    return ray
+
+
+def test_the_last_who_lets_go_ends_it(fake):
+    """Each counts once, however often it is closed; then another one may start."""
+    for _ in range(2):
+        one, other = Session(), Session()
+        for _ in range(3):
+            one.close()
+            assert fake.is_up
+        other.close()
+        assert not fake.is_up
+
+
+def test_who_held_on_to_one_that_is_over_ends_no_other(fake):
+    """A user has shut Ray down, and another was started since."""
+    old = Session()
+    fake.shutdown()
+    new = Session()
+    old.close()
+    assert fake.is_up
+    new.close()
+    assert not fake.is_up
+
+
+def test_a_copy_in_a_fork_ends_nothing(fake, monkeypatch):
+    """A fork has the objects of its parent, and the garbage collector closes them there as well."""
+    session = Session()
+    with monkeypatch.context() as fork:
+        fork.setattr(os, "getpid", lambda: -1)
+        session.close()
+        ray_start._end_with_program()
+    assert fake.is_up
+    session.close()
+    assert not fake.is_up
+
+
+def test_letting_go_never_waits_for_the_end_of_ray(fake, monkeypatch):
+    """The garbage collector closes sessions in any thread, in one too that is waited for while Ray ends."""
+    session, other = Session(), Session()
+    waited = []
+
+    def end(self):
+        thread = threading.Thread(target=other.close, daemon=True)  # such as a thread of Ray
+        thread.start()
+        thread.join(5)
+        other.close()
+        waited.append(thread.is_alive())
+        fake.shutdown()
+
+    monkeypatch.setattr(FakeLocal, "end", end)
+    other.close()
+    session.close()
+    assert [False] == waited
+    assert not fake.is_up
+
+
+def test_who_lets_go_while_ray_starts_is_not_forgotten(fake, monkeypatch):
+    """He goes on at once; the one that starts sees to it, and ends nothing that is wanted."""
+    begun, go = threading.Event(), threading.Event()
+
+    def start(self, ray, *_):
+        begun.set()
+        assert go.wait(10)
+        self.ray = ray
+        ray.is_up = True
+
+    monkeypatch.setattr(FakeLocal, "__init__", start)
+    sessions = []
+    thread = threading.Thread(target=lambda: sessions.append(Session()))
+    thread.start()
+    assert begun.wait(10)
+    older = Session.__new__(Session)
+    older._token, older._pid = object(), os.getpid()
+    older.close()
+    assert [older._token] == list(ray_start._hold.let_go), "it has not waited"
+    go.set()
+    thread.join(10)
+    assert [] == list(ray_start._hold.let_go)
+    assert fake.is_up
+    sessions[0].close()
+    assert not fake.is_up
+
+
+def test_the_program_waits_for_a_thread_that_ends_ray(fake, monkeypatch):
+    """A daemon is cut off with the program: the folder would stay."""
+    begun, ended = threading.Event(), []
+
+    def end(self):
+        begun.set()
+        time.sleep(0.3)
+        ended.append(True)
+        fake.shutdown()
+
+    monkeypatch.setattr(FakeLocal, "end", end)
+    session = Session()
+    thread = threading.Thread(target=session.close, daemon=True)
+    thread.start()
+    assert begun.wait(10)
+    ray_start._end_with_program()
+    assert [True] == ended
+    thread.join(10)
+
+
+# What is there
 
 
 def test_a_ray_that_is_there_is_used_and_left_alone(ray_cluster):

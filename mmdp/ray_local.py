@@ -1,0 +1,149 @@
+"""A Ray of our own on this machine: started quietly, for this program only, and ended without a trace.
+
+Adds: `LocalRay`; `on_loopback`, for who joins one.
+Leaves out: whether one is wanted, and who still needs it (`ray_start`).
+
+It has no dashboard, reports nothing to anybody, prints nothing, and leaves no file behind. All of its ports are on the
+loopback, so that no other machine reaches it: whoever reaches a port of Ray can run code here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_STARTS = 3
+"""Tries: on a busy machine a node does not always come up within Ray's own 15 to 30 s."""
+
+_LONGEST_FOLDER = 40
+"""Characters: behind it come 65 of Ray's own, and the path of a socket has at most 107."""
+
+
+class LocalRay:
+    """A Ray on this machine that ends with this program, or with `end`.
+
+    Args:
+        ray: the package, as `ray_start.load_ray` gives it.
+        namespace: of this program's named actors.
+        num_cpus: CPUs that it says it has, if this machine has fewer.
+        store_bytes: of its object store; None for Ray's own choice.
+
+    Attributes:
+        folder: all of its files.
+
+    Raises:
+        ValueError: numbers that Ray does not take.
+        RuntimeError: it can't be started.
+    """
+
+    def __init__(self, ray: Any, namespace: str, num_cpus: float | None, store_bytes: int | None) -> None:
+        self.folder = ""
+        self._ray = ray
+        self._over = threading.Event()
+        options = {
+            "address": "local",
+            "num_cpus": max(num_processors(), math.ceil(num_cpus or 0)),
+            "object_store_memory": store_bytes,
+            "namespace": namespace,
+            "include_dashboard": False,
+            "logging_level": "ERROR",
+            "log_to_driver": False,
+        }
+        if threading.current_thread() is threading.main_thread():
+            self._start(options)
+        else:
+            self._start_apart(options)
+
+    def end(self) -> None:
+        """Ends its processes, and removes its files."""
+        self._discard()
+        self._over.set()
+
+    def _discard(self) -> None:
+        self._ray.shutdown()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, options: dict[str, Any]) -> None:
+        failure: Exception | None = None
+        logging.getLogger("ray").setLevel(logging.ERROR)  # as `init` does too, behind its first lines
+        for _ in range(_STARTS):
+            parent = tempfile.gettempdir()
+            self.folder = tempfile.mkdtemp(prefix="mmdp-ray-", dir=parent if len(parent) <= _LONGEST_FOLDER else "/tmp")  # noqa: S108 - a path of a socket must be short
+            try:
+                with on_loopback():
+                    self._ray.init(**options, _temp_dir=self.folder)
+                return
+            except ValueError:
+                self._discard()
+                raise
+            except Exception as error:  # of its own class: "the current node timed out during startup"
+                failure = error
+                _kill_below(self.folder)  # Ray leaves what had come up, and that would make the next try slower still
+                self._discard()
+            except BaseException:  # such as Ctrl-C
+                _kill_below(self.folder)
+                self._discard()
+                raise
+        raise RuntimeError(
+            f"Ray can't be started on this machine, in {_STARTS} tries. The last: {failure}. Is the machine very busy, "
+            "or is /dev/shm smaller than the object store?"
+        ) from failure
+
+    def _start_apart(self, options: dict[str, Any]) -> None:
+        """In a thread that lasts: on Linux, Ray's processes are killed when the thread that started them ends."""
+        began = threading.Event()
+        failures: list[BaseException] = []
+
+        def keep() -> None:
+            try:
+                self._start(options)
+            except BaseException as error:
+                failures.append(error)
+                return
+            finally:
+                began.set()
+            self._over.wait()
+
+        threading.Thread(target=keep, name="mmdp-ray-keep", daemon=True).start()
+        began.wait()
+        for failure in failures:
+            raise failure
+
+
+@contextlib.contextmanager
+def on_loopback() -> Iterator[None]:
+    """Inside, Ray takes 127.0.0.1 for the address of this machine, and what it starts listens there alone.
+
+    It does so by itself on macOS and Windows. Here no argument brings it there: an address on the loopback is replaced
+    by that of a network card, even when one is joined.
+    """
+    constants: Any = import_module("ray._private.ray_constants")
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def num_processors() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _kill_below(folder: str) -> None:
+    """Kills the processes that were started with a folder of ours in their command line; on Linux only."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended, or is not ours
+            if int(process.name) != os.getpid() and f"{folder}/".encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
