@@ -28,7 +28,8 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.table import Table
 
-from mmdp.images import decode, image_size, simplejpeg, upright_size
+from mmdp.image_sizes import image_size, upright_size
+from mmdp.images import decode, simplejpeg
 
 SIDE = 256  # pixels, of the square that a `fixed:N` family wants
 QUALITY = 90  # of the JPEG files made here, with 4:2:0 chroma

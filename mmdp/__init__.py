@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from mmdp.encode import Encoder
     from mmdp.isolation import check_isolation
     from mmdp.loader import Loader
+    from mmdp.measuring import measure
     from mmdp.objective import loss
     from mmdp.packed_dataset import PackedDataset
     from mmdp.planner import plan
     from mmdp.records import Budget
     from mmdp.refusals import DataError
-    from mmdp.sizes import measure
     from mmdp.sources import open_source
     from mmdp.stream_loader import StreamLoader
     from mmdp.trainer import packed_trainer
@@ -71,7 +71,7 @@ _HOME = {
     "feed": "device",
     "join": "batching",
     "loss": "objective",
-    "measure": "sizes",
+    "measure": "measuring",
     "open_source": "sources",
     "packed_trainer": "trainer",
     "plan": "planner",

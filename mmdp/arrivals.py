@@ -288,7 +288,7 @@ class Arrivals:
         self._refused[number] = error.reason
         self._counts[str(error.reason)] += 1
         if self._counts[str(error.reason)] == 1:
-            _log.warning("skipped, and so are all others of this kind: %s", error)
+            _log.warning("left out, and later ones of this kind will be counted only: %s", error)
         if self._num_bad >= self._max_failures:
             raise RuntimeError(
                 f"the last {self._num_bad} samples that came are bad ({dict(self._counts)}): the data can't be read "

@@ -65,6 +65,7 @@ class Assembler(Generic[Item]):
 
     Attributes:
         skipped: samples left out, counted by reason.
+        failed: index to reason, for the first of those that failed while their row was built.
 
     Raises:
         ValueError: no such executor, or no worker.
@@ -88,6 +89,7 @@ class Assembler(Generic[Item]):
     ) -> None:
         self._failures = Failures(max_failures)
         self.skipped = self._failures.skipped
+        self.failed = self._failures.named
         self._build = build
         self._alone = alone
         self._num_bytes = num_bytes
@@ -180,7 +182,7 @@ class Assembler(Generic[Item]):
     def _batch(self, rows: Sequence[Row], step: Step[Item]) -> Batch:
         self.skipped.update(map(str, step.skipped.values()))
         for row in rows:
-            self._failures.note(len(row.samples), row.skipped.values())
+            self._failures.note(len(row.samples), row.skipped)
         with spans.span("join"):
             made = self._collate(rows)
         return replace(

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from mmdp.config import Config
 from mmdp.metrics import Tally, report_line
-from mmdp.refusals import DataError
+from mmdp.refusals import DataError, Reason
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,7 +116,7 @@ def _explain(kind: type[BaseException], error: BaseException, where: TracebackTy
     if issubclass(kind, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         _interrupted.set()
-    elif ours and issubclass(kind, (ValueError, OSError, DataError)):
+    elif ours and (kind is RuntimeError or issubclass(kind, (ValueError, OSError, ImportError, DataError))):
         notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
         print(f"error: {error}{notes}\n  (MMDP_TRACEBACK=1 shows where)", file=sys.stderr)
     else:
@@ -129,6 +129,7 @@ def report(
     config: Config,
     say: str = "",
     messages: Mapping[int, str] | None = None,
+    reasons: Mapping[int, Reason] | None = None,
     **more: Any,
 ) -> None:
     """Prints the line of a stage, and writes its figures to `config.report` where that is given.
@@ -138,23 +139,26 @@ def report(
         figures: the keys every stage has.
         config: for the path of the report.
         say: the number that this stage moves, for the end of the line.
-        messages: of samples that were left out; the first few are printed below the line.
+        messages: of samples that were left out; one for each reason is printed below the line.
+        reasons: of these samples.
         more: what this stage adds to the report.
     """
     whole = {**(figures.as_dict() if isinstance(figures, Tally) else figures), **more}
     print(report_line(stage, whole, say))
-    print_messages(messages or {})
+    print_messages(messages or {}, reasons or {})
     if config.report is not None:
         config.report.parent.mkdir(parents=True, exist_ok=True)
         config.report.write_text(json.dumps(whole, indent=1) + "\n")
 
 
-def print_messages(messages: Mapping[int, str], most: int = 3) -> None:
-    """The first few of the messages about samples that were left out, and how many more there are."""
-    for message in list(messages.values())[:most]:
-        print(f"    left out: {message}")
-    if len(messages) > most:
-        print(f"    ... and {len(messages) - most:,} more: `mmdp.measure(source, encoder).messages()` has them all")
+def print_messages(messages: Mapping[int, str], reasons: Mapping[int, Reason]) -> None:
+    """Of the messages about samples that were left out the first for each reason, and how many more there are."""
+    by_reason: dict[Reason, list[str]] = {}
+    for index in sorted(messages):
+        by_reason.setdefault(reasons[index], []).append(messages[index])
+    for reason, texts in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+        more = f" (and {len(texts) - 1:,} more)" if len(texts) > 1 else ""
+        print(f"    left out, {reason}{more}: {texts[0]}")
 
 
 def show(figure: Figure, name: str, config: Config) -> None:

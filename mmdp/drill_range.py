@@ -22,11 +22,12 @@ from mmdp.config import Config
 from mmdp.encode import Encoder
 from mmdp.faulty_store import FaultyStore
 from mmdp.loader import Loader
+from mmdp.measuring import measure
 from mmdp.planner import Plan, plan
 from mmdp.records import Budget, Sample
 from mmdp.refusals import shorten
 from mmdp.seen import Broken, Seen, see
-from mmdp.sizes import Sizes, measure
+from mmdp.sizes import Sizes
 from mmdp.sources import Source, open_source
 
 if TYPE_CHECKING:

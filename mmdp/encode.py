@@ -2,7 +2,7 @@
 
 Adds: `Encoder`, which joins a tokenizer, a chat template and a vision family. `encode` needs the headers of the images
 only; `pixels` decodes them, later, to the size that was promised.
-Leaves out: running over a data set (`sizes.py`), joining samples (`batching.py`).
+Leaves out: running over a data set (`measuring.py`), joining samples (`batching.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import numpy as np
 
 from mmdp.chat import Chat
 from mmdp.config import Config
-from mmdp.images import check_pixels, decode, image_size, read_size
+from mmdp.image_sizes import check_pixels, image_size, read_size
+from mmdp.images import decode
 from mmdp.records import Encoded, ImageLayout, Sample
 from mmdp.refusals import DataError, Reason, shorten
 from mmdp.spans import span

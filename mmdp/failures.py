@@ -1,18 +1,22 @@
 """Samples that fail while rows are built: counted, and no more of them in a row than a sane data set has.
 
-Adds: `Failures`, the count of one loader.
-Leaves out: why a sample failed (`refusals.Reason`).
+Adds: `Failures`, the count of one loader, and the first of those it counts.
+Leaves out: why a sample failed (`refusals.Reason`; its message, `Loader.messages`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from mmdp.refusals import Reason
 
 MAX_FAILURES = 100
 """So many samples that fail one after the other mean that the data is gone, not that a sample is bad."""
+
+
+MAX_NAMED = 1000
+"""So many of them are kept by index; all are counted."""
 
 
 class Failures:
@@ -23,25 +27,29 @@ class Failures:
 
     Attributes:
         skipped: samples left out, counted by reason.
+        named: index to reason, for the first `MAX_NAMED` of them.
     """
 
     def __init__(self, max_failures: int) -> None:
         self.skipped: Counter[str] = Counter()
+        self.named: dict[int, Reason] = {}
         self._max_failures = max_failures
         self._in_a_row = 0
 
-    def note(self, num_samples: int, reasons: Collection[Reason]) -> None:
+    def note(self, num_samples: int, failed: Mapping[int, Reason]) -> None:
         """Counts those of one row.
 
         Args:
             num_samples: that are left in it.
-            reasons: of those that are not.
+            failed: index to reason, of those that are not.
 
         Raises:
             RuntimeError: too many have failed, one after the other.
         """
-        self.skipped.update(map(str, reasons))
-        self._in_a_row = 0 if num_samples else self._in_a_row + len(reasons)
+        self.skipped.update(map(str, failed.values()))
+        for index in failed if len(self.named) < MAX_NAMED else ():
+            self.named[index] = failed[index]
+        self._in_a_row = 0 if num_samples else self._in_a_row + len(failed)
         if self._in_a_row >= self._max_failures:
             raise RuntimeError(
                 f"the last {self._in_a_row} samples failed, one after the other ({dict(self.skipped)}): the data can't "

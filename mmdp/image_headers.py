@@ -1,7 +1,7 @@
 """The header of an image: its sides and its EXIF orientation, from the first bytes of a JPEG, PNG, WebP or GIF.
 
 Adds: `parse_header`, pure Python on bytes, in 5 to 20 microseconds; no Pillow, no decoding.
-Leaves out: the other formats and the odd cases, which `images.py` asks Pillow about.
+Leaves out: the other formats and the odd cases, which `image_formats.py` asks Pillow about.
 
 Each parser walks a bounded number of parts. Where the bytes end too early it reads past their end or returns None;
 where anything is odd it returns None. What it does return is what Pillow finds in the same file.

@@ -1,48 +1,32 @@
-"""Bytes of an image in; its upright size from the header alone, or its upright pixels, out.
+"""Bytes of an image in; its upright pixels out.
 
-Adds: `upright_size`, `image_size` and `read_size`, which decode nothing, so that planning touches no pixel;
-`check_pixels`, the cap on what is decoded; `decode`, bytes to (3, H, W) uint8; `Decoder`, the one seam for another JPEG
-library. A refusal is a `DataError` without a place: the caller adds it with `.at(...)`.
-Leaves out: where bytes come from (`sources`), how many tokens an image costs and which size it should have (`vision`).
-
-The size measured is the size decoded, since both come from one header (`image_headers`). Upright means what Pillow's
-`exif_transpose` makes of a file, but for two cases: what a PNG says behind its pixels is not heard, because no prefix
-of the file shows it; and EXIF that can't be read leaves the image as it is stored, where Pillow raises.
+Adds: `decode`, bytes to (3, H, W) uint8; `Decoder`, the one seam for another JPEG library. A refusal is a `DataError`
+without a place: the caller adds it with `.at(...)`.
+Leaves out: sizes without pixels (`image_sizes.py`), which formats there are (`image_formats.py`), where bytes come from
+(`sources.py`), which size an image should have (`vision.py`).
 """
 
 from __future__ import annotations
 
 import io
-import re
-import struct
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
-from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.ImageFile import ImageFile
-from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
-from PIL.PpmImagePlugin import PpmImageFile
-from PIL.QoiImagePlugin import QoiImageFile
-from PIL.TiffImagePlugin import TiffImageFile
-from PIL.WebPImagePlugin import WebPImageFile
 
 from mmdp.config import Config
-from mmdp.image_headers import ORIENTATION, Header, parse_header
-from mmdp.refusals import DataError, Reason, shorten
+from mmdp.image_formats import naming_faults, pillow_header, plugin_of
+from mmdp.image_headers import Header, parse_header
+from mmdp.image_sizes import check_pixels
+from mmdp.refusals import DataError, Reason
 
 MAX_PIXELS = Config().max_pixels
 """Pixels; the default cap of `decode`."""
-
-HEAD_BYTES = (4096, 65536)
-"""The prefixes that `read_size` asks for before it asks for all. Of 707 real files 4 KiB decide 59%, those without much
-metadata; 64 KiB decide 99%, being room for a colour profile and a thumbnail in front of the pixels."""
 
 DRAFT_MARGIN = 1.5
 """A draft keeps both sides at least this many times as long as asked for. Against the full decode, on real files, 1.5
@@ -52,40 +36,6 @@ then 1024 x 768 to 256 x 256 gains nothing (`benchmarks/decode.py`)."""
 Decoder = Callable[[bytes, int], np.ndarray]
 """The seam for another JPEG library. In: a file of one or three channels, and how far to shrink each side (1, 2, 4, 8).
 Out: (ceil(H / shrink), ceil(W / shrink), 3) uint8 RGB as stored, not yet upright. Bytes it can't decode: ValueError."""
-
-# The formats we take, by their first bytes; each plugin decodes in this process. We go by plugin rather than by
-# Image.open, which also knows plugins that start other programs (EPS), and warns by a cap that is process-wide.
-_PLUGINS: tuple[tuple[re.Pattern[bytes], type[ImageFile]], ...] = tuple(
-    (re.compile(magic, re.DOTALL), plugin)
-    for magic, plugin in (
-        (rb"\xff\xd8\xff", JpegImageFile),
-        (rb"\x89PNG\r\n\x1a\n", PngImageFile),
-        (rb"RIFF....WEBP", WebPImageFile),
-        (rb"GIF8[79]a", GifImageFile),
-        (rb"BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0", BmpImageFile),
-        (rb"(?:II|MM)(?:[*+]\0|\0[*+])", TiffImageFile),
-        (rb"....ftyp(?:avif|avis|mif1|msf1)", AvifImageFile),
-        (rb"\xff\x4f\xff\x51|\0\0\0\x0cjP  \r\n\x87\n", Jpeg2KImageFile),
-        (rb"P[1-6f]\s", PpmImageFile),
-        (rb"qoif", QoiImageFile),
-    )
-)
-
-# What Pillow 12 and 13 raise for damaged bytes: found by cutting files and flipping bits in all formats, and by reading
-# the source. A MemoryError is not among them, as it tells of the machine; a Warning is, as some turn them into errors.
-_FAULTS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    RuntimeError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    EOFError,
-    struct.error,
-    zlib.error,
-    Warning,
-)
 
 # Bicubic is what the processors of CLIP, SigLIP and Qwen-VL use; Pillow's is antialiased.
 _FILTER = Image.Resampling.BICUBIC
@@ -98,72 +48,6 @@ _TURNS = {  # by EXIF orientation
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
-
-def upright_size(head: bytes) -> tuple[int, int] | None:
-    """(width, height) after EXIF orientation, from the first bytes of a JPEG, PNG, WebP or GIF.
-
-    Args:
-        head: the start of the file, or all of it.
-
-    Returns:
-        The size, or None where these bytes can't decide it: too few, another format, or a doubtful header.
-    """
-    try:
-        header = parse_header(head)
-    except DataError:
-        return None
-    return None if header is None else header.upright
-
-
-def image_size(data: bytes) -> tuple[int, int]:
-    """(width, height) after EXIF orientation, in every format that `decode` takes. No pixel is decoded.
-
-    Args:
-        data: the whole file.
-
-    Raises:
-        DataError: no bytes, not an image, or a damaged header.
-    """
-    plugin = _plugin(data)
-    header = parse_header(data)
-    if header is None:
-        with _naming_faults():
-            header = _ask_pillow(plugin(io.BytesIO(data)))
-    return header.upright
-
-
-def read_size(read: Callable[[int | None], bytes]) -> tuple[int, int]:
-    """(width, height) after EXIF orientation, from as few bytes as decide it.
-
-    Args:
-        read: gives the first so many bytes of the file, fewer where it ends; all of it for None.
-
-    Raises:
-        DataError: as `image_size`.
-    """
-    for num_bytes in HEAD_BYTES:
-        head = read(num_bytes)
-        _plugin(head)  # refuses a saved error page by its first bytes
-        if (size := upright_size(head)) is not None:
-            return size
-        if len(head) < num_bytes:
-            return image_size(head)
-    return image_size(read(None))
-
-
-def check_pixels(width: int, height: int, max_pixels: int) -> None:
-    """Refuses an image with more pixels than the cap; called on the header, before anything is decoded.
-
-    Raises:
-        DataError: `image_too_large`, naming both sides, the cap and its knob.
-    """
-    if width * height > max_pixels:
-        raise DataError(
-            Reason.IMAGE_TOO_LARGE,
-            f"{width} x {height} is {width * height} pixels, more than max_pixels = {max_pixels}: "
-            "make the image smaller or raise Config.max_pixels",
-        )
 
 
 def decode(
@@ -198,15 +82,15 @@ def decode(
     """
     if size is not None and min(size) < 1:
         raise ValueError(f"size is {size}: both sides must be at least 1")
-    plugin = _plugin(data)
+    plugin = plugin_of(data)
     header = parse_header(data)
     if header is not None:
         check_pixels(header.width, header.height, max_pixels)
     is_jpeg = plugin is JpegImageFile
-    with _naming_faults():
+    with naming_faults():
         im = plugin(io.BytesIO(_end_jpeg(data) if lenient and is_jpeg else data))
         if header is None:
-            header = _ask_pillow(im)
+            header = pillow_header(im)
             check_pixels(header.width, header.height, max_pixels)
         shrink = _shrink(header, size) if draft and is_jpeg and size is not None else 1
         if decoder is not None and is_jpeg and not lenient and im.mode != "CMYK":
@@ -230,44 +114,6 @@ def simplejpeg(data: bytes, shrink: int) -> np.ndarray:
         data, "RGB", min_height=-(-height // shrink), min_width=-(-width // shrink), strict=True
     )
     return pixels
-
-
-def _plugin(data: bytes) -> type[ImageFile]:
-    """What reads these bytes. The name of a file tells nothing."""
-    if not data:
-        raise DataError(Reason.EMPTY_IMAGE, "the image has no bytes")
-    for magic, plugin in _PLUGINS:
-        if magic.match(data):
-            return plugin
-    formats = ", ".join(str(plugin.format) for _, plugin in _PLUGINS)
-    raise DataError(Reason.NOT_AN_IMAGE, f"starts with {shorten(data[:16])}, which is none of {formats}")
-
-
-@contextmanager
-def _naming_faults() -> Iterator[None]:
-    """What Pillow raises for bad bytes becomes a DataError with the reason it is counted under."""
-    try:
-        yield
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        # Some plugins hold Pillow's own cap (179 million pixels) against a file as they open it.
-        raise DataError(Reason.IMAGE_TOO_LARGE, f"Pillow's own cap: {shorten(str(error), 200)}") from error
-    except _FAULTS as error:
-        found = f"{type(error).__name__}: {shorten(str(error), 200)}"
-        raise DataError(Reason.DAMAGED_IMAGE, f"truncated or damaged ({found})") from error
-
-
-def _ask_pillow(im: ImageFile) -> Header:
-    """The header as Pillow reads it; the image is not loaded."""
-    try:
-        # Not im.getexif: that of a PNG decodes the image, to look for EXIF behind the pixels.
-        orientation = Image.Image.getexif(im).get(ORIENTATION, 1)
-    except _FAULTS:
-        orientation = 1
-    header = Header(*im.size, int(orientation) if orientation in _TURNS else 1)
-    if not isinstance(im, TiffImageFile):
-        return header
-    # Pillow turns a TIFF while it loads it, so that for us it is stored upright.
-    return Header(*header._replace(width=im.tag_v2[256], height=im.tag_v2[257]).upright, orientation=1)
 
 
 def _end_jpeg(data: bytes) -> bytes:

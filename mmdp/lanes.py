@@ -65,7 +65,8 @@ class PlainLane:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        _note(str(device), f"on {device} batches are plain ones: pinned memory and a stream for copies are for CUDA")
+        if device.type != "cpu":  # whoever asks for the CPU knows
+            _note(str(device), f"on {device} batches are plain ones: pinned memory and streams of copies are for CUDA")
 
     def send(self, batch: Any) -> Sent:
         """Nothing to start."""
@@ -156,7 +157,6 @@ def lane_to(device: torch.device) -> Lane:
 
 def _cpu_instead(kind: str) -> torch.device:
     _note(kind, f"torch sees no {kind} device: batches stay on the CPU, as plain ones")
-    _noted.add("cpu")
     return torch.device("cpu")
 
 

@@ -53,6 +53,7 @@ class Loader:
 
     Attributes:
         skipped: samples that failed while their row was built, counted by reason, since this loader was made.
+        failed: index to reason, for the first thousand of them.
 
     Raises:
         ValueError: a number out of range, or a plan of other data.
@@ -77,8 +78,9 @@ class Loader:
         max_failures: int = MAX_FAILURES,
     ) -> None:
         self.steps = Steps(plan, batch_size, rank, world_size, drop_last)
+        self._build = RowBuilder(source, encoder, plan.sizes, strict=strict)
         self._assembler: Assembler[tuple[int, ...]] = Assembler(
-            RowBuilder(source, encoder, plan.sizes, strict=strict),
+            self._build,
             _alone,
             partial(_pixel_bytes, plan.sizes),
             batch_size=batch_size,
@@ -92,6 +94,7 @@ class Loader:
             max_failures=max_failures,
         )
         self.skipped = self._assembler.skipped
+        self.failed = self._assembler.failed
         self._at = Position(self.steps)
         self._started = False
 
@@ -102,6 +105,13 @@ class Loader:
     def __len__(self) -> int:
         """Steps of the next loop: all of an epoch, or what is left of it. Epochs may differ by a few rows."""
         return len(self._at)
+
+    def messages(self) -> dict[int, str]:
+        """Index to message, for the samples in `failed`: file, line, id, field, what was found.
+
+        Each is built once more for it, which takes a moment; only one that killed its worker is not.
+        """
+        return {index: self._build.complaint(index, reason) for index, reason in self.failed.items()}
 
     @property
     def dropped(self) -> dict[int, int]:

@@ -1,6 +1,6 @@
 """Measures a data set beforehand: `uv run python -m mmdp.measure --data DATA --tokenizer ...`.
 
-Adds: the command. What it does stands in `sizes.py`.
+Adds: the command. What it does stands in `measuring.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from mmdp.cli import parse_flags, print_messages
 from mmdp.encode import Encoder
+from mmdp.measuring import measure
 from mmdp.records import Budget
-from mmdp.sizes import measure
 from mmdp.sources import open_source
 
 
@@ -43,7 +43,7 @@ def main(args: Sequence[str] | None = None) -> None:
     print(f"over the budget of {budget.tokens} tokens and {budget.images} images: {len(sizes.refused(budget)):,}")
     better = sizes.suggest()
     print(f"a budget that holds 99 % of them: --max-tokens {better.tokens} --max-images {better.images}")
-    print_messages(sizes.messages())
+    print_messages(sizes.messages(budget), sizes.skipped | sizes.refused(budget))
     if config.report is not None:
         figures: dict[str, Any] = {
             "samples": len(kept),

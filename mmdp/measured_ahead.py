@@ -1,7 +1,7 @@
 """Lazy sizes, measured in a thread of their own while rows are built.
 
 Adds: `measured_ahead`, so that a loop over a plan with lazy sizes does not stop, with all its workers, at each window.
-Leaves out: measuring itself (`sizes.py`), and what is done with sizes (`planner.py`).
+Leaves out: measuring itself (`measuring.py`), and what is done with sizes (`planner.py`).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Adds: Sample -> Encoded -> Row -> Batch, each a frozen, slotted dataclass, with the shape and dtype on every field.
 Leaves out: how a record is made (`sources`, `encode`, `batching`), and what a bad sample raises (`refusals`).
+All of them stand here, in the order of the flow, so that one file answers for every shape; over half of it says shapes.
 
 Every record down to the batch carries sample indices, so that a test can say "each sample exactly once" and a person
 can ask "what is in this row?".

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -171,6 +171,16 @@ class RowBuilder:
         if self.side_by_side and getattr(self.source, "max_fetches", 1) > 1:
             return self.assemble(wait_for(self.fetch(indices)))
         return build_row(map(int, indices), self._one, name=self.source.name, strict=self.strict)
+
+    def complaint(self, index: int, reason: Reason) -> str:
+        """The message of a sample that failed for this reason. It is built again, and may pass now."""
+        if reason == Reason.KILLED_WORKER:
+            return f"sample {index} of {self.source.name}: building it ended the process, twice"
+        try:
+            replace(self, strict=True)([index])
+        except DataError as error:
+            return str(error)
+        return f"sample {index} of {self.source.name}: {reason} before, and nothing is wrong with it now"
 
     async def fetch(self, indices: Sequence[int] | np.ndarray) -> tuple[tuple[int, ...], Mapping[int, Sample]]:
         """The first half of building a row, for an executor with an event loop: what must be waited for."""

@@ -1,7 +1,8 @@
 r"""One row of a data set, in any of three forms, becomes a `Sample`.
 
 Adds: `parse_row`, a pure function. In: the row as JSON or Arrow gives it. Out: a `Sample`, or the one `DataError` that
-says what is wrong with it. Leaves out: where rows come from (`sources`), and whether an image exists (`store`).
+says what is wrong with it. Leaves out: what may stand in one field (`row_fields.py`), where rows come from
+(`sources.py`), and whether an image exists (`store.py`).
 
 The form is told by which one of three keys the row has; a key whose value is null counts as absent, as in a table.
 
@@ -13,7 +14,8 @@ The form is told by which one of three keys the row has; a key whose value is nu
 
 Rules of all forms:
 
-- Images stand in `images` or `image`: one or a list, each a file name or `{bytes, path}` as image columns store it.
+- Images stand in `images` or `image`: one or a list, each a file name, the file's bytes, or `{bytes, path}` as
+  image columns store it.
   Null, missing and an empty list mean a row of text alone.
 - Images and no place at all: they go in front of the first user turn. Else places and images must agree in number.
 - Text is kept character by character. An answer of blanks alone is empty, and one empty answer refuses the row.
@@ -34,11 +36,21 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mmdp.records import ImageRef, Sample, Turn
 from mmdp.refusals import DataError, Reason, shorten
+from mmdp.row_fields import (
+    kind_of,
+    read_answer,
+    read_id,
+    read_image,
+    read_images,
+    read_role,
+    read_text,
+    read_turns,
+    refuse,
+)
 
 FORMS = ("texts", "conversations", "messages")
 """The keys that tell a row's form."""
@@ -78,12 +90,14 @@ def parse_row(row: object, *, root: str, source: str, number: int) -> Sample:
     assistant ('So.',)
     """
     if not isinstance(row, Mapping):
-        raise DataError(Reason.INVALID_JSON, f"the row is {_kind(row)}, and must be one object: {{...}}", source=source)
+        raise DataError(
+            Reason.INVALID_JSON, f"the row is {kind_of(row)}, and must be one object: {{...}}", source=source
+        )
     row_id = ""
     try:
-        row_id = _id(row)
-        images = _images(row, root)
-        images, drafts = _place(images, _drafts(row, root, has_images=bool(images)))
+        row_id = read_id(row)
+        images = read_images(row, root)
+        images, drafts = _place(images, _drafts(row, root, has_images=bool(images)), keys=row)
         turns = tuple(_turn(field, role, parts) for field, role, parts in _number(drafts))
     except DataError as error:
         raise error.at(source=source, id=row_id) from None
@@ -109,114 +123,18 @@ def row_number(index: int, length: int) -> int:
     return number % length
 
 
-def _refuse(reason: Reason, field: str, message: str) -> NoReturn:
-    raise DataError(reason, message, field=field)
-
-
-def _kind(value: object) -> str:
-    """A value in the words of JSON: what it is, and how it begins."""
-    if value is None:
-        return "null"
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    name = names.get(type(value), f"a value of type {type(value).__name__}")
-    size = f" of {len(value)}" if isinstance(value, dict | list) else f" {shorten(value)}"
-    return name + size
-
-
-def _id(row: Mapping[str, object]) -> str:
-    """The row's own id as text; empty where it has none that is a text or a number."""
-    value = row.get("id")
-    return _encodable(str(value), "id") if isinstance(value, str | int | float) else ""
-
-
-def _encodable(text: str, field: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        _refuse(
-            Reason.INVALID_TEXT,
-            field,
-            f"character {error.start} is the lone surrogate {text[error.start]!a}, which no encoding can write: "
-            "write the character itself or both halves of the pair",
-        )
-    return text
-
-
-def _text(value: object, field: str) -> str:
-    if not isinstance(value, str):
-        _refuse(
-            Reason.WRONG_FORM, field, f'found {_kind(value)}, wanted a string (an empty one is ""): correct the row'
-        )
-    return _encodable(value, field)
-
-
-def _answer(value: object, field: str) -> str:
-    """The text of an assistant turn, which must not be missing."""
-    if value is None:
-        _refuse(Reason.NO_ANSWER, field, "the answer is null or missing: give it, or remove the row")
-    return _text(value, field)
-
-
-def _objects(value: object, field: str) -> Sequence[Mapping[str, object]]:
-    """The turns of a row: a list of objects, at least one."""
-    if not isinstance(value, list):
-        _refuse(Reason.WRONG_FORM, field, f"found {_kind(value)}, wanted a list of turns: correct the row")
-    if not value:
-        _refuse(Reason.NO_ANSWER, field, "there are no turns, so nothing can be learnt: give some, or remove the row")
-    for index, item in enumerate(value):
-        if not isinstance(item, Mapping):
-            _refuse(Reason.WRONG_FORM, f"{field}[{index}]", f"found {_kind(item)}, wanted one turn as an object")
-    return value
-
-
-def _images(row: Mapping[str, object], root: str) -> tuple[ImageRef, ...]:
-    """The images of the row's own `images` or `image`."""
-    keys = [key for key in ("images", "image") if row.get(key) is not None]
-    if len(keys) == 2:
-        _refuse(Reason.WRONG_FORM, "images", "the row has both images and image, and one must be the list: remove one")
-    if not keys:
-        return ()
-    key, value = keys[0], row[keys[0]]
-    if isinstance(value, list):
-        return tuple(_image(item, f"{key}[{index}]", root) for index, item in enumerate(value))
-    return (_image(value, key, root),)
-
-
-def _image(value: object, field: str, root: str) -> ImageRef:
-    """One image: a file name, or an object with the file's bytes, its name, or both."""
-    data = None
-    name = value
-    if isinstance(value, Mapping):
-        data, name = value.get("bytes"), value.get("path")
-        if data is not None and not isinstance(data, bytes):
-            _refuse(
-                Reason.WRONG_FORM, f"{field}.bytes", f"found {_kind(data)}, wanted bytes: name a file in path instead"
-            )
-        field += ".path"
-        if name is None and data is not None:
-            name = ""
-        elif name is None:
-            keys = ", ".join(shorten(key, 20) for key in list(value)[:5]) or "no keys"
-            _refuse(Reason.WRONG_FORM, field, f"found an object with {keys}, wanted bytes or a path: give one of them")
-    if not isinstance(name, str):
-        _refuse(Reason.WRONG_FORM, field, f"found {_kind(name)}, wanted the name of an image file: correct the row")
-    if not name and data is None:
-        _refuse(Reason.WRONG_FORM, field, "the name of the image is empty: name a file, or leave the image out")
-    return ImageRef(_encodable(name, field), root, data)
-
-
 def _drafts(row: Mapping[str, object], root: str, *, has_images: bool) -> list[_Draft]:
     """The turns of whichever form the row has."""
     forms = [form for form in FORMS if row.get(form) is not None]
     if len(forms) != 1:
         found = " and ".join(forms) or f"neither {', '.join(FORMS[:-1])} nor {FORMS[-1]}"
-        _refuse(
+        refuse(
             Reason.WRONG_FORM,
             forms[0] if forms else "",
             f"the row has {found}, wanted exactly one of them: correct the row",
         )
     form = forms[0]
-    turns = _objects(row[form], form)
+    turns = read_turns(row[form], form)
     if form == "texts":
         return _from_texts(turns)
     if form == "conversations":
@@ -228,8 +146,8 @@ def _from_texts(turns: Sequence[Mapping[str, object]]) -> list[_Draft]:
     drafts: list[_Draft] = []
     for index, turn in enumerate(turns):
         field = f"texts[{index}]"
-        drafts.append((f"{field}.user", "user", [_text(turn.get("user"), f"{field}.user")]))
-        answer = _answer(turn.get("assistant"), f"{field}.assistant")
+        drafts.append((f"{field}.user", "user", [read_text(turn.get("user"), f"{field}.user")]))
+        answer = read_answer(turn.get("assistant"), f"{field}.assistant")
         drafts.append((f"{field}.assistant", "assistant", [answer]))
     return drafts
 
@@ -238,8 +156,8 @@ def _from_conversations(turns: Sequence[Mapping[str, object]]) -> list[_Draft]:
     drafts: list[_Draft] = []
     for index, turn in enumerate(turns):
         field = f"conversations[{index}]"
-        role = _role(turn.get("from"), f"{field}.from", _CONVERSATION_ROLES)
-        read = _answer if role == "assistant" else _text
+        role = read_role(turn.get("from"), f"{field}.from", _CONVERSATION_ROLES)
+        read = read_answer if role == "assistant" else read_text
         drafts.append((f"{field}.value", role, _split_marks(read(turn.get("value"), f"{field}.value"))))
     return drafts
 
@@ -250,13 +168,13 @@ def _from_messages(turns: Sequence[Mapping[str, object]], root: str, *, has_imag
         field = f"messages[{index}]"
         for key in ("tool_calls", "function_call"):
             if turn.get(key):
-                _refuse(Reason.WRONG_FORM, f"{field}.{key}", "calls of tools are not learnt here: remove the row")
-        role = _role(turn.get("role"), f"{field}.role", _ROLES)
+                refuse(Reason.WRONG_FORM, f"{field}.{key}", "calls of tools are not learnt here: remove the row")
+        role = read_role(turn.get("role"), f"{field}.role", _ROLES)
         content, field = turn.get("content"), f"{field}.content"
         if isinstance(content, list):
             parts = [_part(part, f"{field}[{k}]", root) for k, part in enumerate(content)]
         else:
-            parts = [(_answer if role == "assistant" else _text)(content, field)]
+            parts = [(read_answer if role == "assistant" else read_text)(content, field)]
         drafts.append((field, role, parts))
     typed_places = any(not isinstance(part, str) for _, _, parts in drafts for part in parts)
     if not has_images or typed_places:
@@ -267,42 +185,36 @@ def _from_messages(turns: Sequence[Mapping[str, object]], root: str, *, has_imag
     ]
 
 
-def _role(value: object, field: str, roles: Mapping[str, str]) -> str:
-    if value is None:
-        _refuse(Reason.WRONG_FORM, field, f"the role is null or missing: give one of {', '.join(roles)}")
-    if not isinstance(value, str) or value not in roles:
-        _refuse(Reason.UNKNOWN_ROLE, field, f"found {_kind(value)}, wanted one of {', '.join(roles)}: rename the role")
-    return roles[value]
-
-
 def _part(part: object, field: str, root: str) -> _Part:
     """One part of a message's content: text, a place, or an image that stands in the part itself."""
     if not isinstance(part, Mapping):
-        _refuse(
-            Reason.WRONG_FORM, field, f'found {_kind(part)}, wanted an object such as {{"type": "text", "text": ...}}'
+        refuse(
+            Reason.WRONG_FORM, field, f'found {kind_of(part)}, wanted an object such as {{"type": "text", "text": ...}}'
         )
     kind = part.get("type")
     if kind == "text":
-        return _text(part.get("text"), f"{field}.text")
+        return read_text(part.get("text"), f"{field}.text")
     if not isinstance(kind, str) or kind not in _INLINE_KEYS:
-        _refuse(
+        refuse(
             Reason.WRONG_FORM,
             f"{field}.type",
-            f"found {_kind(kind)}, wanted text, image or image_url: remove the part or the row",
+            f"found {kind_of(kind)}, wanted text, image or image_url: remove the part or the row",
         )
     keys = [key for key in (*_INLINE_KEYS[kind], "index") if part.get(key) is not None]
     if len(keys) > 1:
-        _refuse(Reason.WRONG_FORM, field, f"one place names its image twice, in {' and '.join(keys)}: remove one")
+        refuse(Reason.WRONG_FORM, field, f"one place names its image twice, in {' and '.join(keys)}: remove one")
     if not keys:
         return None
     key, value = keys[0], part[keys[0]]
     if key == "index":
         if type(value) is not int:
-            _refuse(Reason.WRONG_FORM, f"{field}.index", f"found {_kind(value)}, wanted the number of an image, from 0")
+            refuse(
+                Reason.WRONG_FORM, f"{field}.index", f"found {kind_of(value)}, wanted the number of an image, from 0"
+            )
         return value
     if kind == "image_url" and isinstance(value, Mapping):
         key, value = f"{key}.url", value.get("url")
-    return _image(value, f"{field}.{key}", root)
+    return read_image(value, f"{field}.{key}", root)
 
 
 def _split_marks(text: str) -> list[_Part]:
@@ -318,41 +230,62 @@ def _split_marks(text: str) -> list[_Part]:
     return parts
 
 
-def _place(images: tuple[ImageRef, ...], drafts: list[_Draft]) -> tuple[tuple[ImageRef, ...], list[_Draft]]:
-    """The row's images in reading order, and the turns with as many places as there are images."""
+def _place(
+    images: tuple[ImageRef, ...], drafts: list[_Draft], *, keys: Iterable[str]
+) -> tuple[tuple[ImageRef, ...], list[_Draft]]:
+    """The row's images in reading order, and the turns with as many places as there are images.
+
+    Args:
+        images: that the row names.
+        drafts: its turns.
+        keys: of the row, for errors.
+    """
     places = [(field, part) for field, _, parts in drafts for part in parts if not isinstance(part, str)]
     if images and not places:
         user = next((index for index, (_, role, _) in enumerate(drafts) if role == "user"), None)
         if user is None:
-            _refuse(
+            refuse(
                 Reason.IMAGE_PLACES,
                 "",
-                f"{len(images)} images, 0 places and no user turn to put them in front of: add marks or a user turn",
+                f"{_counted(images, 'image')}, 0 places and no user turn to put them in front of: add marks, or a "
+                "user turn",
             )
         field, role, parts = drafts[user]
         return images, [*drafts[:user], (field, role, [*[None] * len(images), *parts]), *drafts[user + 1 :]]
     own = tuple(part for _, part in places if isinstance(part, ImageRef))
     if own and images:
-        _refuse(
+        refuse(
             Reason.WRONG_FORM,
             next(field for field, part in places if isinstance(part, ImageRef)),
             f"{len(own)} places have an image of their own and the row has {len(images)} besides: name each image once",
         )
     images = images or own
+    if not images and places and not {"image", "images"} & set(keys):
+        refuse(
+            Reason.IMAGE_PLACES,
+            places[-1][0],
+            f"{_counted(places, 'place')} for images, and the row has neither images nor image; it has "
+            f"{shorten(', '.join(map(str, keys)), 100)}: name the images in one of these two",
+        )
     if len(images) != len(places):
-        _refuse(
+        refuse(
             Reason.IMAGE_PLACES,
             places[-1][0] if places else "",
-            f"{len(images)} images and {len(places)} places for them: they must be equal, so mend one or the other",
+            f"{_counted(images, 'image')} and {_counted(places, 'place')} for them: they must be equal, so mend one or "
+            "the other",
         )
     order = [part for _, part in places if isinstance(part, int)]
     if order and sorted(order) != list(range(len(images))):
-        _refuse(
+        refuse(
             Reason.IMAGE_PLACES,
             places[0][0],
             f"the places name the images {shorten(order)}, wanted each of 0 to {len(images) - 1} once: mend index",
         )
     return tuple(images[index] for index in order) if order else images, drafts
+
+
+def _counted(things: Sequence[object], noun: str) -> str:
+    return f"{len(things)} {noun}" + ("" if len(things) == 1 else "s")
 
 
 def _number(drafts: Sequence[_Draft]) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
@@ -374,5 +307,5 @@ def _number(drafts: Sequence[_Draft]) -> Iterator[tuple[str, str, tuple[str | in
 def _turn(field: str, role: str, parts: tuple[str | int, ...]) -> Turn:
     turn = Turn(role, parts)
     if role == "assistant" and not turn.text.strip():
-        _refuse(Reason.NO_ANSWER, field, "the answer is empty, so nothing can be learnt: give it, or remove the row")
+        refuse(Reason.NO_ANSWER, field, "the answer is empty, so nothing can be learnt: give it, or remove the row")
     return turn

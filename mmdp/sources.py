@@ -230,7 +230,8 @@ def _parse_json(line: bytes, source: str) -> object:
     except UnicodeDecodeError as error:
         found = f"byte {error.start} is not UTF-8: {shorten(line[error.start : error.start + 20])}"
     except json.JSONDecodeError as error:
-        found = f"{error.msg} at character {error.pos}, before {shorten(error.doc[error.pos : error.pos + 40], 40)}"
+        before = shorten(error.doc[error.pos : error.pos + 40], 40)
+        found = f"{error.msg.removesuffix(' at')} at character {error.pos}, before {before}"
     except ValueError as error:  # a number of thousands of digits
         found = str(error)
     else:

@@ -247,7 +247,10 @@ def _check_source(source: object) -> None:
             "restart: give something that starts anew each time, such as an object whose __iter__ opens the stream"
         )
     if not isinstance(source, Iterable):
-        raise ValueError(
-            f"{shorten(source)} is no stream. Open it with streaming=True; or, where it has a length, measure and plan "
-            "it, and take mmdp.Loader"
-        )
+        name = shorten(getattr(source, "name", source))
+        if hasattr(source, "__getitem__"):
+            raise ValueError(
+                f"{name} is read by row, and is no stream: take mmdp.Loader, which starts as soon after "
+                "mmdp.measure(..., lazy=True). Parquet and the Hub can be opened with streaming=True instead"
+            )
+        raise ValueError(f"{name} is no stream: give an object that yields samples each time it is gone over")

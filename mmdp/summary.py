@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from mmdp.sizes import Sizes
 
 
+_ALARM_SHARE = 0.5
+"""With more than this share left out, what is left says little about the data."""
+
+
 def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally) -> str:
     """Some lines of text.
 
@@ -23,31 +27,45 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
         sizes: of all of its samples, complete.
         budget: that it was packed with.
         naive: an epoch padded to the longest of each batch.
-        packed: an epoch of packed rows.
+        packed: an epoch of packed rows; what it skipped is all that was left out, while measuring, planning and
+            building.
 
     Raises:
         ValueError: one of the epochs has no token.
     """
     if not naive.tokens or not packed.tokens:
         raise ValueError("an epoch without a token has nothing to compare: see the reasons why samples are skipped")
-    lengths, images = sizes.tokens[sizes.kept()], sizes.images[sizes.kept()]
+    usable = sizes.kept()
+    lengths, images = sizes.tokens[usable], sizes.images[usable]
     before, after = ((tally.tokens + tally.padded_tokens) / tally.tokens for tally in (naive, packed))
-    skipped = sizes.counts(budget)
-    left_out = sum(skipped.values())
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(skipped.items(), key=lambda one: -one[1]))
-    better = sizes.suggest()
-    same = sizes.suggest(budget.tokens)
+    left_out = packed.skipped.total()
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in packed.skipped.most_common())
     per_image = f"an image every {lengths.sum() / images.sum():,.0f} tokens" if images.sum() else "no images"
+    share = np.quantile(lengths, 0.99, method="higher")
     lines = [
         f"What {name} asks for",
-        f"  samples   {len(sizes):,}: median {np.median(lengths):,.0f}, 99 % up to "
-        f"{np.quantile(lengths, 0.99):,.0f}, longest {lengths.max():,} tokens; {per_image}",
+        f"  samples   {len(sizes):,}, of which {len(usable):,} can be read: median {np.median(lengths):,.0f}, "
+        f"99 % up to {share:,.0f}, longest {lengths.max():,} tokens; {per_image}",
         f"  now       padded to the longest of each batch: {naive.padding_share:.0%} of all tokens are padding",
-        f"  packed    into rows of {budget.tokens:,} tokens: {packed.padding_share:.1%} are; the same tokens cost the "
-        f"model {before / after:.1f} times less",
+        f"  packed    into rows of {budget.tokens:,} tokens: {packed.padding_share:.1%} are; the model computes "
+        f"{after:.2f} positions for each real token, not {before:.2f}",
         f"  skipped   {left_out:,} of {len(sizes):,}" + (f": {reasons}" if reasons else ""),
-        f"  budget    --max-tokens {better.tokens} --max-images {better.images} holds 99 % of the samples; with "
-        f"{budget.tokens:,} tokens --max-images {same.images}",
-        "            Images should follow tokens: with fewer a row is closed by its images, half empty",
     ]
+    if left_out > _ALARM_SHARE * len(sizes):
+        most, count = packed.skipped.most_common(1)[0]
+        lines.insert(
+            1, f"  ATTENTION {count:,} of {len(sizes):,} samples are left out for {most}: mend that first, or raise"
+        )
+        lines.insert(2, "            the budget where they don't fit. What follows is of the few that are left")
+        return "\n".join(lines)
+    better, same = sizes.suggest(), sizes.suggest(budget.tokens)
+    lines.append(
+        f"  budget    --max-tokens {better.tokens} --max-images {better.images} holds 99 % of the samples (tokens are "
+        f"rounded up to a multiple of 64)"
+    )
+    spare = budget.images is not None and budget.images > (same.images or 0)
+    more = f" is enough; {budget.images} as here only let rows differ more" if spare and images.any() else ""
+    lines.append(f"            with {budget.tokens:,} tokens as here: --max-images {same.images}{more}")
+    if images.any():
+        lines.append("            Images should follow tokens: with fewer images than this, rows are closed early")
     return "\n".join(lines)

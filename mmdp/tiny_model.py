@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmdp.vision import Idefics3, LlavaOnevision, QwenVL, Square
+from mmdp.vision_resized import QwenVL, Square
+from mmdp.vision_tiled import Idefics3, LlavaOnevision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

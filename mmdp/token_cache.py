@@ -1,7 +1,7 @@
 """Encoded samples on disk: measured once, read by all, resumed after Ctrl-C.
 
-Adds: `TokenCache`, an append-only folder of four files and a memory-mapped view of them.
-Leaves out: what is measured, and in which order (`sizes.py`).
+Adds: `TokenCache`, an append-only folder of five files and a memory-mapped view of them.
+Leaves out: what is measured, and in which order (`measuring.py`).
 
 | file | holds |
 |---|---|

@@ -42,10 +42,12 @@ def load_tokenizer(name: str, *, cache: Path | None = None) -> PreTrainedTokeniz
         from mmdp.demo import demo_tokenizer
 
         name = str(demo_tokenizer(cache or cache_folder()))
-    is_local = name.startswith((".", "/", "~")) or Path(name).exists()
-    if is_local and not (Path(name) / "tokenizer.json").is_file():
+    folder = Path(name).expanduser()
+    is_local = name.startswith((".", "/", "~")) or folder.exists()
+    if is_local and not (folder / "tokenizer.json").is_file():
+        found = "no tokenizer.json in there" if folder.is_dir() else "no such folder"
         raise ValueError(
-            f"tokenizer {shorten(name)}: no tokenizer.json in there. Save one with "
+            f"tokenizer {shorten(name)}: {found}. Save one with "
             "`tokenizer.save_pretrained(FOLDER)`, or give 'demo' or a name on the Hub"
         )
     try:
@@ -53,11 +55,12 @@ def load_tokenizer(name: str, *, cache: Path | None = None) -> PreTrainedTokeniz
             hf_hub_download(
                 name, "tokenizer.json", etag_timeout=10
             )  # one question, before the library asks for ten files
-        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(name)
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(str(folder) if is_local else name)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"tokenizer {shorten(name)}: neither 'demo', nor a folder with a tokenizer.json, nor a name that the Hub "
-            f"gives us ({type(error).__name__}: {shorten(str(error), 160)})"
+            f"gives us. Without a network, download it elsewhere, `tokenizer.save_pretrained(FOLDER)`, and "
+            f"give that folder. ({type(error).__name__}: {shorten(str(error), 160)})"
         ) from error
     return tokenizer
 

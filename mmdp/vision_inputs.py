@@ -26,7 +26,7 @@ from mmdp.families import MROPE
 from mmdp.records import ImageBuffer
 from mmdp.refusals import shorten
 from mmdp.resampling import resize
-from mmdp.vision import LlavaOnevision
+from mmdp.vision_tiled import LlavaOnevision
 
 _CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))

@@ -97,7 +97,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str):
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Torch computes in one thread: tiny models gain nothing from more, and tests share the processors."""
+    """Torch computes in one thread: tiny models and images gain nothing from more, and on busy cores threads wait."""
     import torch
 
     before = torch.get_num_threads()
@@ -114,6 +114,14 @@ def ray_cluster():
     session = Session(num_cpus=8, store_bytes=256 * 2**20)
     yield session
     session.close()
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """A small data set, its encoder and its plan: what a loader is made of."""
+    from runs import make_parts
+
+    return make_parts(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

@@ -26,18 +26,11 @@ from mmdp.records import IGNORE
 from mmdp.tokenizer import load_tokenizer
 from mmdp.vision_inputs import NORMAL
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VISION = list(tiny.SPECS)
 ROWS = [[0, 1, 2], [3, 4]]  # samples of 1, 0, 2, 1, 0 images; the second row has a tail
 model = functools.cache(tiny.make_model)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On busy cores torch's threads wait for each other, and these models are tiny."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def alone(family, index):

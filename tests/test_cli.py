@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mmdp.batching import batch, join
-from mmdp.cli import COMMON, parse_flags, report
+from mmdp.cli import COMMON, parse_flags, print_messages, report
 from mmdp.config import Config
 from mmdp.metrics import Tally, report_line
 from mmdp.records import IGNORE, Encoded
@@ -63,6 +63,26 @@ def test_an_error_that_a_user_can_mend_is_its_message_alone(environment):
     other = run_python("from mmdp.cli import parse_flags; parse_flags(stage='x'); int('seven')", environment)
     assert "Traceback" in other.stderr
     assert "invalid literal" in other.stderr
+
+
+@pytest.mark.parametrize("kind", ["RuntimeError", "ImportError"])
+def test_what_cannot_be_started_is_its_message_alone(kind):
+    """Such as Ray on a busy machine, or a program that is missing: one line, exit code 1."""
+    raised = f"raise {kind}('Ray can not be started')"
+    ours = f"exec(compile({raised!r}, 'x', 'exec'), {{'__name__': 'mmdp.ray_start'}})"
+    done = run_python(f"from mmdp.cli import parse_flags; parse_flags(stage='x'); {ours}", {})
+    assert 1 == done.returncode
+    assert "error: Ray can not be started\n  (MMDP_TRACEBACK=1 shows where)\n" == done.stderr
+    assert "Traceback" in run_python(f"from mmdp.cli import parse_flags; parse_flags(stage='x'); {raised}", {}).stderr
+
+
+def test_a_name_that_is_no_choice_is_refused_at_the_flag(capsys):
+    """Before anything runs, with the choices."""
+    with pytest.raises(SystemExit):
+        parse_flags("executor", stage="x", args=["--executor", "thread"])
+    said = capsys.readouterr()
+    assert "threads" in said.out + said.err
+    assert "threads" == parse_flags("executor", stage="x", args=["--executor", "threads"]).executor
 
 
 def test_ctrl_c_ends_a_stage_with_130_and_no_traceback():
@@ -123,3 +143,10 @@ def test_the_line_leaves_out_what_a_stage_has_not():
     figures = {**Tally(samples=5, tokens=9).as_dict(), "rows": None, "padding_share": None}
     figures["skipped"] = {"too_long": 3}
     assert "[01] 5 samples | 9 tokens | 0 images | skipped 3 (too_long 3)" == report_line("01", figures)
+
+
+def test_one_message_for_each_reason(capsys):
+    """The first of each kind by index, and how many more there are, the most frequent kind first."""
+    reasons = {3: Reason.MISSING_IMAGE, 1: Reason.TOO_LONG, 2: Reason.MISSING_IMAGE}
+    print_messages({3: "c", 1: "a", 2: "b"}, reasons)
+    assert "    left out, missing_image (and 1 more): b\n    left out, too_long: a\n" == capsys.readouterr().out

@@ -18,7 +18,7 @@ import feed_checks
 import pytest
 import torch
 from feed_checks import Counted, have_ended, nested_batches, threads
-from runs import Parts, Road, digest, make_parts
+from runs import Road, digest
 from streams import Listed
 
 import mmdp
@@ -41,11 +41,6 @@ def no_thread_left():
     yield
     gc.collect()
     assert have_ended(before)
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory) -> Parts:
-    return make_parts(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +123,11 @@ def test_on_the_cpu_it_is_the_same_with_one_note(caplog, monkeypatch):
     assert "torch sees no CUDA device" in note
     monkeypatch.setattr(lanes, "_noted", set())
     list(feed(nested_batches(1), "cpu"))
-    list(feed(nested_batches(1), "cpu"))
+    assert [note] == caplog.messages  # who asks for the CPU gets it without a word
+    lanes.PlainLane(torch.device("meta"))
+    lanes.PlainLane(torch.device("meta"))
     assert 2 == len(caplog.messages)
-    assert "plain ones" in caplog.messages[1]
+    assert "on meta batches are plain ones" in caplog.messages[1]
 
 
 def test_what_can_not_be_is_refused(monkeypatch):

@@ -117,6 +117,19 @@ def test_the_text_is_short_and_plain():
     assert "predicted: waits" in lines[3]
 
 
+def test_taking_turns_is_no_fault_of_the_trainer():
+    """Law: where rows are begun when a trainer asks that is slower than all else, the order of work is the bound."""
+    load = replace(BALANCED, overlap=False, train=0.3, fetch=0.01, decode=0.01)
+    said = diagnose(Run(load, 24).spans())
+    assert "trainer" == said.bound
+    assert said.wait_ratio > 0.05, "the case did not arise"
+    first, *_, last = str(said).split("\n")
+    assert first.startswith("bound by the order of work (feeding and training take turns): the trainer waits")
+    assert last.startswith("next: prefetch")
+    assert "samples/s" not in str(said)  # a few steps tell no rate to compare with that of all
+    assert "bound by trainer:" in str(diagnose(Run(KNOWN["well fed"][1], 24).spans()))
+
+
 def test_what_is_not_there_is_said():
     """Law: an error with the remedy, where the spans can't tell."""
     train = [(100 * step + 50, 100 * step + 100) for step in range(6)]

@@ -37,11 +37,6 @@ def kept() -> Iterator[Processes]:
         yield processes
 
 
-@pytest.fixture(params=["inline", "threads", "processes"])
-def any_executor(request, kept) -> Executor:
-    return {"inline": Inline(), "threads": Threads(2), "processes": kept}[request.param]
-
-
 @pytest.fixture(params=["threads", "processes"])
 def with_workers(request, kept) -> Executor:
     return {"threads": Threads(2), "processes": kept}[request.param]

@@ -1,4 +1,7 @@
-"""The laws of `mmdp.images`: the size from the header is the size decoded; every file is a picture or a DataError."""
+"""The laws of `images.py`, `image_sizes.py` and `image_formats.py`, which are laws of all three together.
+
+The size from the header is the size decoded; every file is a picture or a DataError.
+"""
 
 import io
 import json
@@ -20,7 +23,8 @@ from PIL import Image, ImageFile, ImageOps, features
 
 from mmdp import images
 from mmdp.image_headers import parse_header
-from mmdp.images import check_pixels, decode, image_size, read_size, upright_size
+from mmdp.image_sizes import HEAD_BYTES, check_pixels, image_size, read_size, upright_size
+from mmdp.images import decode
 from mmdp.refusals import DataError, Reason
 
 HAS_AVIF = features.check("avif")
@@ -379,7 +383,7 @@ def test_real_files_have_the_size_pillow_says(shared):
             turned = im.getexif().get(0x0112, 1) >= 5
             expected = im.size[::-1] if turned else im.size
         assert expected == image_size(data), path.name
-        for num_bytes in images.HEAD_BYTES:
+        for num_bytes in HEAD_BYTES:
             head = upright_size(data[:num_bytes])
             assert head in (None, expected), path.name
         decided += head is not None

@@ -18,11 +18,6 @@ from mmdp.refusals import DataError, Reason
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory) -> Parts:
-    return make_parts(tmp_path_factory.mktemp("data"))
-
-
 def samples_of(batches) -> list[int]:
     return [sample for batch in batches for row in batch.samples for sample in row]
 
@@ -231,6 +226,9 @@ def test_a_sample_that_fails_leaves_its_row(damaged, parts, any_executor):
     loader = Loader(*damaged, batch_size=2, executor=any_executor)
     batches = list(loader)
     assert {"damaged_image": 2} == loader.skipped
+    assert dict.fromkeys((5, 12), Reason.DAMAGED_IMAGE) == loader.failed
+    assert [5, 12] == sorted(loader.messages())
+    assert all("rows.jsonl:" in text and "images[" in text for text in loader.messages().values())
     skipped = {index: reason for batch in batches for index, reason in batch.skipped.items()}
     assert dict.fromkeys((5, 12), Reason.DAMAGED_IMAGE) == skipped
     assert list(range(40)) == sorted([*samples_of(batches), *skipped])

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from odd_sources import Kills
-from runs import Parts, Road, digest, make_parts, trained
+from runs import Parts, Road, digest, trained
 
 from mmdp.executors import Processes, WorkerDied
 from mmdp.loader import Loader
@@ -26,11 +26,6 @@ pytestmark = pytest.mark.timeout(120)
 
 SECONDS = 10  # in which a thing that ends "within seconds" must have ended, however busy the machine is
 TESTS = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory) -> Parts:
-    return make_parts(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +134,7 @@ def test_a_sample_that_kills_its_worker_is_left_out_and_its_neighbours_are_not(p
     with pytest.warns(RuntimeWarning, match="exit code 7"):
         batches = list(loader)
     assert {"killed_worker": len(bad)} == loader.skipped
+    assert set(bad) == set(loader.messages())  # and none of them is built once more
     assert dict.fromkeys(bad, Reason.KILLED_WORKER) == {i: why for batch in batches for i, why in batch.skipped.items()}
     seen = [samples for batch in batches for samples in batch.samples]
     assert (first[0], first[2]) in seen

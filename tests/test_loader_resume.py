@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from processes import children, still_running
-from runs import Parts, Road, digest, forkserver, make_parts, rows_of, train, trained
+from runs import Parts, Road, digest, forkserver, rows_of, train, trained
 
 from mmdp.executors import Processes
 from mmdp.loader import Loader
@@ -29,11 +29,6 @@ pytestmark = pytest.mark.timeout(120)
 
 BATCH_SIZE = 2
 EPOCHS = 4
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory) -> Parts:
-    return make_parts(tmp_path_factory.mktemp("data"))
 
 
 class Whole:

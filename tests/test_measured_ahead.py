@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from odd_sources import Unreadable
-from runs import digest, make_parts
+from runs import digest
 
 import mmdp
 from mmdp.measured_ahead import measured_ahead
@@ -14,11 +14,6 @@ WINDOW = {"window": 8, "block": 2, "buffer": 16}
 
 def measuring() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "mmdp-measure"]
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    return make_parts(tmp_path_factory.mktemp("data"))
 
 
 def lazy_plan(parts, cache, source=None):

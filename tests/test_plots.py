@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -114,6 +115,9 @@ FIGURES = {
     "histograms": lambda: plots.histograms(np.arange(50, 900), [1, 2, 3, 15] * 9, [(1500, 2000), (180, 95)] * 50),
     "empty histograms": lambda: plots.histograms([], [], [], title="nothing was read"),
     "one of each": lambda: plots.histograms([3], [1], [(20, 10)]),
+    "filler rows": lambda: plots.row_map([*_rows(2, 1024), DrawnRow((), 1024, is_filler=True)], title="a last step"),
+    "sight": lambda: plots.sight(np.arange(24) % 7, np.arange(24) // 7, title="a row of three samples"),
+    "sight of one": lambda: plots.sight(np.arange(9), np.ones(9), title="a row of one sample"),
     "card": lambda: plots.sample_card(_sample(15), [_image(256, 256)], tokens=944),
     "card of seven images": lambda: plots.sample_card(
         _sample(2), [_image(40 + 90 * k, 600 - 80 * k) for k in range(7)]
@@ -173,13 +177,13 @@ def test_no_global_state_is_touched(tmp_path):
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("name", [name for name in FIGURES if "card" not in name])
+@pytest.mark.parametrize("name", [name for name in FIGURES if "card" not in name and "sight" not in name])
 def test_every_axis_says_what_it_counts(name):
     """Law: no axis without a name and a unit, no figure without a title."""
     figure = FIGURES[name]()
     for axes in figure.axes:
         assert axes.get_title()
-        assert any(unit in axes.get_xlabel() for unit in ("tokens", "turns", "pixels"))
+        assert any(unit in axes.get_xlabel() for unit in ("tokens", "answers", "pixels"))
         assert any(unit in axes.get_ylabel() for unit in ("row", "samples", "pixels"))
 
 
@@ -281,6 +285,42 @@ def test_more_rows_than_fit_are_counted_not_drawn():
     assert "padding" not in _areas(figure)
 
 
+def test_filler_rows_are_drawn_paler_and_not_counted():
+    """Law: a row that only completes a step is no padding, in the picture and in the share; one that lost all is."""
+    batch = _batch()
+    empty = torch.zeros((2, batch.input_ids.shape[1]), dtype=torch.int32)
+    tensors = {name: torch.cat([getattr(batch, name), empty]) for name in ("input_ids", "labels", "position_ids")}
+    more = {"segments": torch.cat([batch.segments, empty]), "samples": (*batch.samples, (), ())}
+    lost = replace(batch, **tensors, **more, filler_rows=1)
+    rows = plots.drawn_rows(lost, IMAGE)
+    assert [False, False, False, True] == [row.is_filler for row in rows]
+    figure = plots.row_map(rows, title="four rows")
+    areas = _areas(figure)
+    thick = areas["sample"] / lost.num_tokens
+    assert pytest.approx(lost.padded_tokens * thick) == areas["padding"]
+    assert pytest.approx(15 * thick) == areas["filler"]
+    words = _words(figure)
+    assert f"padding: {lost.padded_tokens / 45:.1%} of 45 tokens" in words
+    assert "filler: 1 of 4 rows, not counted" in words
+    assert 1 == words.count("filler: completes the step")
+
+
+def test_ghosts_go_from_the_shortest_to_the_longest():
+    """Law: of many dropped samples the longest is among those drawn, and its end is seen up to three rows' length."""
+    figure = plots.row_map(_rows(8, 320), title="padded", length=320, dropped=range(330, 931, 20))
+    ghosts = [patch.get_width() for patch in figure.axes[0].patches if patch.get_gid() == "ghost"]
+    assert (8, 330, 930) == (len(ghosts), ghosts[0], ghosts[-1])
+    assert figure.axes[0].get_xlim()[1] > 930
+    assert "beyond the picture" not in _words(figure)
+    assert "5,000 tokens, ends beyond the picture" in _words(plots.row_map(_rows(1, 320), title="x", dropped=[5000]))
+
+
+def test_the_legend_names_what_is_there():
+    """Law: no image tokens, no word about them."""
+    for images in (False, True):
+        assert images == ("image tokens" in _words(plots.row_map(_rows(6, 1024, images=images), title="packed")))
+
+
 # The other figures.
 
 
@@ -308,7 +348,7 @@ def test_histograms_count_each_sample_once():
     assert len(tokens) == sum(patch.get_height() for patch in left.patches)
     assert len(turns) == sum(patch.get_height() for patch in middle.patches)
     assert [[300, 200], [100, 400], [500, 600]] == right.collections[0].get_offsets().tolist()
-    for text in ("median 20, longest 400", "mean 4.75, most 15", "3 images, median 300 x 400"):
+    for text in ("tokens: median 20, longest 400", "answers: mean 4.75, most 15", "3 images, median 300 x 400"):
         assert text in _words(figure)
 
 
@@ -321,6 +361,15 @@ def test_card_shows_each_image_and_turn():
         assert text in words
     assert 2 == words.count("assistant: Answer: A")
     assert "more turns" not in words
+
+
+def test_card_says_what_was_resized():
+    """Law: where an image had another size before, both are written."""
+    words = _words(plots.sample_card(_sample(), [_image(256, 256), _image(9, 8)], sizes=[(334, 402), (8, 9)]))
+    assert "334 x 402,\nresized to 256 x 256 pixels" in words
+    assert "image 2: 8 x 9 pixels" in words
+    alone = _words(plots.sample_card(_sample(), [_image(256, 256)], sizes=[(334, 402)]))
+    assert "image 1: 334 x 402, resized to 256 x 256 pixels" in alone
 
 
 @pytest.mark.parametrize("num_images", range(8))
@@ -376,6 +425,48 @@ def test_fill_curves_fall_from_full_to_empty():
     assert [2, 2] == list(bound.get_xdata())
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert ["greedy: 3 rows", "knapsack: 2 rows", "lower bound: 2 rows"] == texts
+
+
+POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 0, 1]])
+SEGMENTS = np.array([1] * 5 + [2] * 3 + [0] * 2)
+
+
+def _seen(figure: Figure, panel: int) -> np.ndarray:
+    """(L, L): 1 where a triangle of a sample or of padding says that a token is seen, 2 where only a leak does."""
+    seen = np.zeros((len(SEGMENTS), len(SEGMENTS)), dtype=int)
+    for triangle in figure.axes[panel].patches:
+        (left, top), (_, bottom) = triangle.get_xy()[:2]
+        for token in range(round(top), round(bottom)):
+            seen[token, round(left) : token + 1] = 2 if triangle.get_gid() == "leak" else 1
+    return seen
+
+
+@pytest.mark.parametrize(("panel", "mistake"), [(2, None), (3, "mask"), (3, "cache")])
+def test_sight_is_the_mask_that_the_library_makes(panel, mistake):
+    """Law: left what transformers makes of positions, without mask and cache; right what it makes with one of them."""
+    from transformers import DynamicCache, LlamaConfig
+    from transformers.masking_utils import create_causal_mask
+
+    config = LlamaConfig(num_hidden_layers=1, attn_implementation="eager")
+    mask = create_causal_mask(
+        config=config,
+        inputs_embeds=torch.zeros(1, len(SEGMENTS), 4),
+        attention_mask=torch.ones_like(POSITIONS) if mistake == "mask" else None,
+        cache=DynamicCache(config=config) if mistake == "cache" else None,
+        position_ids=POSITIONS,
+    )
+    figure = plots.sight(POSITIONS[0].numpy(), SEGMENTS, title="a row")
+    seen = _seen(figure, panel)
+    assert ((mask[0, 0] == 0).numpy() == (seen > 0)).all()
+    assert (mistake is not None) == (2 in seen)
+    assert {"token that is seen"} == {axes.get_xlabel() for axes in figure.axes[2:]}
+    assert f"{(_seen(figure, 3) == 2).sum() / 55:.0%} of what is seen belongs to others" in _words(figure)
+
+
+def test_sight_of_nothing_is_refused():
+    """Law: an error with the two numbers."""
+    with pytest.raises(ValueError, match="2 positions and 3 segments"):
+        plots.sight(np.arange(2), np.ones(3), title="x")
 
 
 def test_a_strip_is_as_long_as_its_tokens():

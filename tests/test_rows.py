@@ -1,4 +1,4 @@
-"""Laws of `mmdp.rows`: three forms, one `Sample`, and one `DataError` for everything else."""
+"""Laws of `rows.py` and `row_fields.py`: three forms, one `Sample`, and one `DataError` for everything else."""
 
 import json
 import random
@@ -264,14 +264,14 @@ def test_places_are_numbered_through_all_turns():
 @pytest.mark.parametrize(
     ("row", "counts"),
     [
-        (talk(("human", "<image>Why?"), ("gpt", "So.")), "0 images and 1 places"),
-        (talk(("human", "<image><image>Why?"), ("gpt", "So."), image="a.png"), "1 images and 2 places"),
-        (talk(("human", "<image>Why?"), ("gpt", "So."), image=["a.png", "b.png"]), "2 images and 1 places"),
-        (chat(("user", [PLACE, TEXT]), ANSWER, images=[]), "0 images and 1 places"),
-        (chat(("user", [PLACE, TEXT]), ANSWER, images=["a.png", "b.png"]), "2 images and 1 places"),
-        (chat(("user", "<image><image>"), ANSWER, images=["a.png"]), "1 images and 2 places"),
-        (chat(("user", [PLACE, {"type": "image", "image": "a.png"}]), ANSWER), "1 images and 2 places"),
-        (chat(("assistant", "So."), images=["a.png"]), "1 images, 0 places"),
+        (talk(("human", "<image>Why?"), ("gpt", "So."), image=[]), "0 images and 1 place "),
+        (talk(("human", "<image><image>Why?"), ("gpt", "So."), image="a.png"), "1 image and 2 places"),
+        (talk(("human", "<image>Why?"), ("gpt", "So."), image=["a.png", "b.png"]), "2 images and 1 place "),
+        (chat(("user", [PLACE, TEXT]), ANSWER, images=[]), "0 images and 1 place "),
+        (chat(("user", [PLACE, TEXT]), ANSWER, images=["a.png", "b.png"]), "2 images and 1 place "),
+        (chat(("user", "<image><image>"), ANSWER, images=["a.png"]), "1 image and 2 places"),
+        (chat(("user", [PLACE, {"type": "image", "image": "a.png"}]), ANSWER), "1 image and 2 places"),
+        (chat(("assistant", "So."), images=["a.png"]), "1 image, 0 places"),
     ],
 )
 def test_images_and_places_must_agree(row, counts):
@@ -279,6 +279,22 @@ def test_images_and_places_must_agree(row, counts):
     error = refusal(row)
     assert error.reason == Reason.IMAGE_PLACES
     assert counts in error.message
+
+
+def test_images_under_another_name_are_told_apart_from_none():
+    """Marks, and neither images nor image: the message names the keys that are there."""
+    row = talk(("human", "<image>Why?"), ("gpt", "So.")) | {"picture": "a.png"}
+    message = refusal(row).message
+    assert "1 place for images, and the row has neither images nor image" in message
+    assert "conversations, picture" in message
+
+
+def test_bytes_are_an_image_as_they_are():
+    """A column of bytes in a table, alone or in a list, is as good as objects that hold them."""
+    wanted = parse(texts([{"bytes": b"GIF", "path": None}], ("Why?", "So."))).images
+    assert b"GIF" == wanted[0].data
+    assert wanted == parse(texts([b"GIF"], ("Why?", "So."))).images
+    assert wanted == parse(texts(None, ("Why?", "So."), image=b"GIF")).images
 
 
 def test_images_without_places_stand_before_the_first_user_turn():

@@ -32,7 +32,7 @@ KEYS = {
     "seconds",
     "samples_per_second",
 }
-FIGURES_05 = ["05_two_budgets", "05_padding_strip", "05_row_map"]
+FIGURES_05 = ["05_two_budgets", "05_padding_strip", "05_sight", "05_row_map"]
 LINE = re.compile(r"^\[\d\d \w+( \w+)*\] [\d,]+ samples( \| .+)+$", re.MULTILINE)
 
 
@@ -219,6 +219,34 @@ def test_figures_have_the_same_bytes_on_a_rerun(demo_reports, tmp_path):
     assert a == b != c
 
 
+def test_filler_rows_are_said(tmp_path):
+    """A batch that few samples fill says how many of its rows only complete it."""
+    report = judged("05_multimodal_knapsack.py", tmp_path, FIGURES_05, "--samples", 16, "--train", 0)
+    assert report["filler_rows"] == 8 - report["rows"] > 0
+    assert f"{report['filler_rows']} of 8 rows of this batch are filler" in report["printed"]
+
+
+def test_a_ray_that_does_not_start_costs_no_rung_that_was_climbed(tmp_path, capsys):
+    """Stage 06: the table and the figures of the serial rung are there, and then comes the reason."""
+    flags = ("--steps", 5, "--train-ms", 1, "--latency-ms", 0, "--samples", 40, "--batch-size", 2)
+    arguments = ["06", "--figures", str(tmp_path), *map(str, flags)]
+    failing = mock.Mock(side_effect=RuntimeError("Ray can't be started"))
+    with (
+        mock.patch.object(sys, "argv", arguments),
+        mock.patch("mmdp.ray_start.Session", failing),
+        pytest.raises(RuntimeError, match="Ray can't be started"),
+    ):
+        runpy.run_path(str(ROOT / "06_ray_pipeline.py"), run_name="__main__")
+    said = capsys.readouterr()
+    assert 1 == failing.call_count
+    assert "concurrent: failed, and so the ladder ends here" in said.err
+    assert "ignores ranges" not in said.err
+    assert "Ray's shared memory" in said.out
+    assert 1 == len(LINE.findall(said.out)), said.out
+    names = {path.stem for path in tmp_path.glob("*.png")}
+    assert {"06_saw_tooth", "06_serial", "06_flame", "06_row_map"} == names
+
+
 def test_a_card_by_index_or_by_chance(demo_reports, tmp_path):
     """`--index` shows that sample, `--seed` always the same one, and neither another one in each run."""
     flags = ("--samples", 40, "--report", tmp_path / "r.json")
@@ -235,6 +263,8 @@ def test_unknown_flags_and_data_are_named(tmp_path, capsys):
     """What a user gave and can not be used is in the message."""
     with pytest.raises(SystemExit):
         run_here("02_naive_pad_dataloader.py", tmp_path, "--data", "demo", "--nope", 1)
+    with pytest.raises(SystemExit):
+        run_here("04_knapsack.py", tmp_path, "--max-images", 2)  # there it would change nothing
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
         run_here("02_naive_pad_dataloader.py", tmp_path, "--data", "nowhere.jsonl")
 

@@ -639,3 +639,12 @@ def test_a_trainer_that_is_killed_goes_on_in_a_new_process(encoder, tmp_path):
     assert expected == [entry["batch"] for entry in trained(out)]
     assert max(entry["state"]["epoch"] for entry in trained(out)) == 1
     assert len([count for count in kills if count < len(expected)]) >= 2, "the case did not arise: no kill in midway"
+
+
+def test_a_source_that_is_read_by_row_is_sent_to_the_loader(tmp_path):
+    """A local JSONL is no stream, and the remedy is not one that refuses it in turn."""
+    source = mmdp.open_source(write_data(tmp_path))
+    with pytest.raises(ValueError, match=r"rows\.jsonl' is read by row.*mmdp\.Loader"):
+        StreamLoader(source, mmdp.Encoder(tokenizer(), "fixed:4"), mmdp.Budget(64, 3))
+    with pytest.raises(ValueError, match="5 is no stream: give an object that yields samples"):
+        StreamLoader(5, mmdp.Encoder(tokenizer(), "fixed:4"), mmdp.Budget(64, 3))

@@ -1,5 +1,7 @@
 """The text about a data set: its numbers are those of its sizes and of the two epochs."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from small import tokenizer, write_data
@@ -19,22 +21,42 @@ def sizes(tmp_path_factory) -> Sizes:
 
 
 def test_the_numbers_are_those_of_the_data(sizes):
-    """How many, how long, what is left out and why, and a budget that holds 99 %."""
+    """How many, how long, what is left out and why, wherever it was, and a budget that holds 99 %."""
     budget = mmdp.Budget(tokens=int(sizes.tokens.max()) - 1, images=9)
     too_long = int((sizes.tokens > budget.tokens).sum())
     assert too_long
-    naive, packed = Tally(tokens=100, padded_tokens=150), Tally(tokens=100, padded_tokens=0)
+    skipped = Counter(sizes.counts(budget)) + Counter(damaged_image=5)
+    naive, packed = Tally(tokens=100, padded_tokens=150), Tally(tokens=100, padded_tokens=10, skipped=skipped)
     text = summary("rows.jsonl", sizes, budget, naive, packed)
     kept = sizes.tokens[sizes.kept()]
     assert "What rows.jsonl asks for" == text.splitlines()[0]
-    assert f"24: median {np.median(kept):,.0f}" in text
+    assert f"24, of which 23 can be read: median {np.median(kept):,.0f}" in text
+    assert f"99 % up to {sorted(kept)[-1]:,}" in text  # a sample's own length: less would not hold so many
     assert f"longest {kept.max():,} tokens" in text
     assert "60% of all tokens are padding" in text
-    assert "the same tokens cost the model 2.5 times less" in text
-    assert f"{too_long + 1} of 24: missing_image 1, too_long {too_long}" in text
+    assert "the model computes 1.10 positions for each real token, not 2.50" in text
+    assert f"{too_long + 6} of 24: damaged_image 5, " in text  # the most frequent first
+    assert f"too_long {too_long}" in text
+    assert "missing_image 1" in text
     better = sizes.suggest()
     assert f"--max-tokens {better.tokens} --max-images {better.images} holds 99 %" in text
+    assert f"--max-images {sizes.suggest(budget.tokens).images}" in text
+    assert "is enough; 9 as here only let rows differ more" in text
+    tight = mmdp.Budget(budget.tokens, sizes.suggest(budget.tokens).images)
+    assert "is enough" not in summary("rows.jsonl", sizes, tight, naive, packed)
+    assert "ATTENTION" not in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_no_advice_where_most_is_left_out(sizes):
+    """More than half left out: said first, with the reason that most have, and no budget is suggested from the rest."""
+    skipped = Counter(image_places=12, missing_image=1)
+    text = summary("rows.jsonl", sizes, mmdp.Budget(1000), Tally(tokens=1), Tally(tokens=1, skipped=skipped))
+    assert "ATTENTION 12 of 24 samples are left out for image_places: mend that first" in text.splitlines()[1]
+    assert "--max-" not in text
+    assert max(map(len, text.splitlines())) <= 120
+    skipped = Counter(image_places=12)
+    assert "--max-" in summary("", sizes, mmdp.Budget(1000), Tally(tokens=1), Tally(tokens=1, skipped=skipped))
 
 
 def test_an_epoch_of_nothing_is_refused(sizes):

@@ -122,10 +122,12 @@ def test_the_timeline_draws_each_span_in_its_lane():
     assert [20.0] * 16 == pytest.approx([bar.width for bar in lanes["fetch"]])
     assert [0.0, 100.0, 200.0, 300.0] == pytest.approx([bar.x0 for bar in lanes["wait"]])
     assert (0.2, 0.8) == pytest.approx((lanes["fetch"][0].height, lanes["decode"][0].height))
-    for place, lane in enumerate(LANES):
+    there = [lane for lane in LANES if lane in lanes]
+    assert there == [label.get_text() for label in axes.get_yticklabels()]  # no lane for work that was not there
+    for place, lane in enumerate(there):
         assert all(place - 0.41 < bar.y0 < bar.y1 < place + 0.41 for bar in lanes.get(lane, []))
     words = _words(figure)
-    assert {"4 at a time", "30% of the time", "70% of the time", "step 2", "step 5", *LANES} <= set(words)
+    assert {"4 at a time", "30% of the time", "70% of the time", "step 2", "step 5", *there} <= set(words)
     assert len(set(LANE_COLOURS.values())) == len(LANES)
     assert "milliseconds from the end of step 1" == axes.get_xlabel()
 
@@ -135,6 +137,23 @@ def test_steps_that_were_not_recorded_are_refused(first, steps):
     """Law: an error that says how many there are."""
     with pytest.raises(ValueError, match="of 10: choose steps"):
         plots.timeline(_spans(), title="none", first=first, steps=steps)
+
+
+def test_steps_count_from_the_end_too():
+    """Law: below 0 a step is counted as in a list."""
+    figures = [plots.timeline(_spans(), title="the last three", first=first, steps=3) for first in (7, -3)]
+    assert _words(figures[0]) == _words(figures[1])
+
+
+def test_a_narrow_frame_is_named_beside_itself():
+    """Law: where the name finds no room in the frame, it stands in the free room at its side."""
+    stacks = {("run.main", "m.wide"): 97.0, ("run.main", "m.narrow", "m.narrower"): 3.0}
+    (axes,) = plots.flame(stacks, title="where").axes
+    boxes = {box.get_gid(): box for box in axes.patches if isinstance(box, Rectangle)}
+    (name,) = [text for text in axes.texts if text.get_text() == "narrower"]
+    assert "right" == name.get_ha()
+    assert name.get_position()[0] <= boxes["m.narrower"].get_x()
+    assert not [text for text in axes.texts if text.get_text() == "narrow"]  # a wide one stands in its way
 
 
 def test_the_flame_is_as_wide_as_the_time():

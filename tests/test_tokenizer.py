@@ -44,6 +44,8 @@ def test_unknown_tokenizers_are_named(tmp_path):
     """A folder without a tokenizer.json is an error that says what to do."""
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
         load_tokenizer(str(tmp_path))
+    with pytest.raises(ValueError, match=r"no such folder.*save_pretrained"):
+        load_tokenizer(str(tmp_path / "mistyped"))
 
 
 @pytest.mark.parametrize("name", ["smollm2", "qwen"])

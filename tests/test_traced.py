@@ -7,10 +7,10 @@ import time
 from itertools import islice
 
 import pytest
-from runs import digest, forkserver, make_parts
+from runs import digest
 
 from mmdp import spans
-from mmdp.executors import Inline, Processes, Threads
+from mmdp.executors import Processes
 from mmdp.loader import Loader
 from mmdp.traced import traced, untraced
 
@@ -22,20 +22,6 @@ def off():
     """Whatever a test leaves on."""
     yield
     spans.stop()
-
-
-@pytest.fixture(scope="module")
-def processes():
-    forkserver()
-    with Processes(2, "forkserver") as executor:
-        yield executor
-
-
-@pytest.fixture(params=["inline", "threads", "processes"])
-def executor(request):
-    return {"inline": Inline, "threads": lambda: Threads(2)}.get(
-        request.param, lambda: request.getfixturevalue("processes")
-    )()
 
 
 def work(item):
@@ -50,11 +36,11 @@ def good(item):
     return work(item + BAD + 1)
 
 
-def test_spans_arrive_from_all_workers(executor):
+def test_spans_arrive_from_all_workers(any_executor):
     """Law: one span an item, in the process that worked on it, between what this process saw before and after."""
     spans.start()
     start = time.monotonic_ns() + spans.own_clock().offset
-    results = list(untraced(executor.run(traced(good), range(20), depth=6)))
+    results = list(untraced(any_executor.run(traced(good), range(20), depth=6)))
     end = time.monotonic_ns() + spans.own_clock().offset
     noted = spans.stop().named("decode")
     assert list(range(BAD + 1, BAD + 21)) == [item for item, _ in results]
@@ -67,33 +53,33 @@ def test_spans_arrive_from_all_workers(executor):
     assert noted.end.max() <= end
 
 
-def test_errors_keep_their_place_and_their_spans_come_later(executor):
+def test_errors_keep_their_place_and_their_spans_come_later(any_executor):
     """Law 8: the same error at its place; the span of the item that failed comes with a later result."""
     spans.start()
-    run = untraced(executor.run(traced(work), range(8), depth=2, on_error=lambda item, error: (item, str(error))))
+    run = untraced(any_executor.run(traced(work), range(8), depth=2, on_error=lambda item, error: (item, str(error))))
     results = list(run)
     assert list(range(8)) == [item for item, _ in results]
     assert f"item {BAD}" in results[BAD][1]
     rows = spans.stop().numbers["row"].tolist()
     assert set(range(8)) - {7} <= set(rows)  # a worker that has no later result keeps what it has
     with pytest.raises(OSError, match=f"item {BAD}"):
-        list(untraced(executor.run(traced(work), range(8), depth=2)))
+        list(untraced(any_executor.run(traced(work), range(8), depth=2)))
 
 
-def test_closing_early_closes_the_run(executor):
+def test_closing_early_closes_the_run(any_executor):
     """Law 9: a run that is left ends."""
     spans.start()
-    inner = executor.run(traced(good), range(100), depth=2)
+    inner = any_executor.run(traced(good), range(100), depth=2)
     run = untraced(inner)
     next(run)
     run.close()
     assert inner.gi_frame is None
 
 
-def test_a_worker_sends_nothing_where_nothing_is_traced(processes):
+def test_a_worker_sends_nothing_where_nothing_is_traced(kept):
     """Law: the plain function gives plain results, also in a process that has traced before."""
-    list(untraced(processes.run(traced(good), range(4), depth=2)))
-    assert all(isinstance(result, tuple) for result in processes.run(good, range(4), depth=2))
+    list(untraced(kept.run(traced(good), range(4), depth=2)))
+    assert all(isinstance(result, tuple) for result in kept.run(good, range(4), depth=2))
 
 
 class TwoPhases:
@@ -120,24 +106,19 @@ def test_a_function_of_two_phases_keeps_them():
     assert {"fetch", "decode"} == set(carried.spans.names)
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    return make_parts(tmp_path_factory.mktemp("data"))
-
-
-def test_a_loader_gives_the_same_batches_with_tracing_on(parts, executor):
+def test_a_loader_gives_the_same_batches_with_tracing_on(parts, any_executor):
     """Law 7: bit for bit, and a loader tells how far its rows were ahead."""
     expected = [digest(batch) for batch in islice(Loader(*parts, batch_size=2, executor="inline"), 6)]
     spans.start()
-    loader = Loader(*parts, batch_size=2, executor=executor)
+    loader = Loader(*parts, batch_size=2, executor=any_executor)
     assert expected == [digest(batch) for batch in islice(loader, 6)]
     loader.close()
     noted = spans.stop()
     assert {"fetch", "decode", "join", "gather"} <= set(noted.names)
     gather = noted.named("gather")
     assert [2] * 6 == gather.numbers["rows"].tolist()
-    assert {executor.num_workers} == set(gather.numbers["workers"].tolist())
+    assert {any_executor.num_workers} == set(gather.numbers["workers"].tolist())
     assert ((0 <= gather.numbers["ahead"]) & (gather.numbers["ahead"] <= gather.numbers["depth"] + 1)).all()
     made = [noted.lanes[lane].pid for lane in noted.named("decode").lane]
-    assert (os.getpid() in made) == (not isinstance(executor, Processes))
+    assert (os.getpid() in made) == (not isinstance(any_executor, Processes))
     assert noted.number("num_bytes").min() > 0

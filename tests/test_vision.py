@@ -1,7 +1,7 @@
-"""Laws of vision.py: what it predicts is what the released image processors and processors of transformers make.
+"""Laws of vision.py, vision_resized.py, vision_tiled.py: they predict what released processors make.
 
-They are built from code, with a tokenizer trained here. On some 200 sizes their own counters and text are asked, which
-need no pixels; on 23 of them they really run.
+Those of transformers are built from code, with a tokenizer trained here. On some 200 sizes their own counters and text
+are asked, which need no pixels; on 23 of them they really run.
 """
 
 import itertools
@@ -30,6 +30,8 @@ from transformers.models.smolvlm import processing_smolvlm
 from mmdp.records import ImageLayout
 from mmdp.refusals import DataError, Reason
 from mmdp.vision import vision_family
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = [
     "qwen2_vl",
@@ -86,15 +88,6 @@ SIZES = [
     *[(cell * k // 2 + step, 500) for cell in (28, 32) for k in (1, 3, 5, 35) for step in (-1, 0, 1)],
     *random_sizes(140),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On busy cores torch's threads wait for each other: four times slower on these small images."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_tokenizer(family, *, fuses_newlines: bool, extra: dict[str, str] | None = None) -> PreTrainedTokenizerFast:

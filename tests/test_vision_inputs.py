@@ -17,17 +17,10 @@ from mmdp.resampling import resize
 from mmdp.vision import vision_family
 from mmdp.vision_inputs import NORMAL, num_image_tokens, vision_inputs
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VISION = list(tiny.SPECS)
 ROWS = [[0, 1, 2], [3, 4]]  # samples of 1, 0, 2, 1, 0 images
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On busy cores torch's threads wait for each other, and these images are small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def processor(family, side):
