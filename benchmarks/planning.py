@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdp.batching import join
-from mmdp.planner import deal, plan, row_costs
+from mmdp.dealing import deal, row_costs
+from mmdp.planner import plan
 from mmdp.records import Budget, Encoded
 from mmdp.sizes import Sizes
 

@@ -1,8 +1,7 @@
 """Sizes, a budget and a seed to the rows of every epoch, in an order that suits any number of ranks.
 
-Adds: `plan`, whose result gives each epoch as a sequence of rows, each the sample indices packed into it; `deal`, which
-gives the rows of a step to ranks so that all have like work.
-Leaves out: what fills a row (`row_stream.py`), and building it (`batching.py`).
+Adds: `plan`, whose result gives each epoch as a sequence of rows, each the sample indices packed into it.
+Leaves out: what fills a row (`row_stream.py`), which rank gets it (`dealing.py`), and building it (`row_builder.py`).
 
 The order of an epoch, all of it a function of sizes, budget, seed and epoch number:
 
@@ -24,10 +23,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
+from mmdp.dealing import Measured, deal, row_costs
 from mmdp.records import Budget
 from mmdp.refusals import Reason
 from mmdp.row_stream import BUFFER, RowStream
@@ -46,6 +46,9 @@ _FIRST_WINDOW = 64
 
 BLOCK = 8
 """Rows that stay neighbours when a window is shuffled."""
+
+_KEPT_STEPS = 32
+"""Dealt steps that an epoch keeps: ranks that are served from one process are so many steps apart, at most."""
 
 _CHUNK = 256
 """Samples whose sizes are asked for at a time: what a cold start waits for, together with one buffer."""
@@ -106,6 +109,20 @@ class Plan:
         return Epoch(self, number)
 
 
+class DealtStep(NamedTuple):
+    """One step, for all ranks.
+
+    Attributes:
+        rows: sample indices of each, at most world_size x batch_size.
+        label_tokens: of all rows, as measured.
+        ranks: for each rank the places in `rows` that it gets.
+    """
+
+    rows: list[np.ndarray]
+    label_tokens: int
+    ranks: list[list[int]]
+
+
 class Epoch(Sequence[np.ndarray]):
     """The rows of one epoch: each an int32 array of the sample indices packed into it.
 
@@ -119,6 +136,8 @@ class Epoch(Sequence[np.ndarray]):
         self._windows: list[tuple[np.ndarray, np.ndarray]] = []  # flat indices and offsets of each planned window
         self._ends = [0]  # the row where each planned window starts, and where the last one ends
         self._source: Iterator[list[list[int]]] | None = _windows(plan, number)
+        self._dealing = threading.Lock()
+        self._dealt: dict[tuple[int, int, int], DealtStep] = {}
 
     def __reduce__(self) -> tuple[type[Epoch], tuple[Plan, int]]:
         return Epoch, (self._plan, self.number)
@@ -158,6 +177,19 @@ class Epoch(Sequence[np.ndarray]):
                 break
         return rows
 
+    def dealt(self, start: int, world_size: int, batch_size: int) -> DealtStep:
+        """The step that begins with row `start`. It is dealt once for all ranks that share this epoch."""
+        key = (start, world_size, batch_size)
+        with self._dealing:
+            if key not in self._dealt:
+                rows, sizes = self.take(start, world_size * batch_size), self._plan.sizes
+                labels = sum(int(sizes.label_tokens[row].sum()) for row in rows)
+                ranks = deal(rows, sizes, world_size=world_size, batch_size=batch_size)
+                self._dealt[key] = DealtStep(rows, labels, ranks)
+                for old in list(self._dealt)[:-_KEPT_STEPS]:
+                    del self._dealt[old]
+            return self._dealt[key]
+
     def _grow(self) -> bool:
         """Plans one more window; False where there is none."""
         with self._lock:
@@ -178,68 +210,6 @@ class Epoch(Sequence[np.ndarray]):
             self._windows.append((flat, offsets))
             self._ends.append(self._ends[-1] + len(rows))  # last, since readers take no lock
             return True
-
-
-class Measured(Protocol):
-    """What costs are made of, by sample index."""
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """(N,) integers."""
-
-    @property
-    def vision(self) -> np.ndarray:
-        """(N,) integers, patches or tiles."""
-
-
-def deal(rows: Sequence[np.ndarray], sizes: Measured, *, world_size: int, batch_size: int) -> list[list[int]]:
-    """Gives the rows of one step to ranks: the dearest first, each to the lightest rank that has room.
-
-    This is the longest-processing-time rule (Graham, 1969) with a limit on the number of rows.
-
-    Args:
-        rows: at most world_size x batch_size.
-        sizes: of their samples.
-        world_size: ranks.
-        batch_size: rows a rank.
-
-    Returns:
-        For each rank the places in `rows` it gets, in rising order; ranks of a last, incomplete step may get fewer.
-    """
-    assert len(rows) <= world_size * batch_size
-    costs = row_costs(rows, sizes)
-    order = np.argsort(-costs, kind="stable")
-    loads = [0] * world_size
-    dealt: list[list[int]] = [[] for _ in range(world_size)]
-    for place in map(int, order):
-        rank = min(
-            (r for r in range(world_size) if len(dealt[r]) < batch_size), key=lambda r: (loads[r], len(dealt[r]), r)
-        )
-        dealt[rank].append(place)
-        loads[rank] += int(costs[place])
-    return [sorted(places) for places in dealt]
-
-
-def row_costs(rows: Sequence[Sequence[int] | np.ndarray], sizes: Measured) -> np.ndarray:
-    """(R,) int64, the cost of each row among these: squares of lengths, and vision patches or tiles, in equal parts.
-
-    Each part counts as a share of its sum over the rows, brought to one denominator.
-    """
-    ends = np.cumsum([len(row) for row in rows])
-    if not len(ends) or not ends[-1]:
-        return np.zeros(len(rows), dtype=np.int64)
-    flat = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
-    squares = _sums(sizes.tokens[flat].astype(np.int64) ** 2, ends)
-    vision = _sums(sizes.vision[flat].astype(np.int64), ends)
-    costs: np.ndarray = squares * int(max(1, vision.sum())) + vision * int(max(1, squares.sum()))
-    return costs
-
-
-def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The sum of each stretch of values that ends at `ends`; stretches may be empty."""
-    total = np.concatenate([[0], np.cumsum(values)])
-    sums: np.ndarray = np.diff(total[ends], prepend=0)
-    return sums
 
 
 def _windows(plan: Plan, epoch: int) -> Iterator[list[list[int]]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mmdp.planner import Epoch, Plan, deal
+from mmdp.planner import Epoch, Plan
 from mmdp.records import Budget
 from mmdp.refusals import shorten
 
@@ -77,14 +77,12 @@ class Steps:
 
     def places(self, epoch: Epoch, cursor: int = 0) -> Iterator[list[Place]]:
         """For each step from row `cursor` on, the B rows of this rank, filler rows among them; plans as it goes."""
-        sizes, step = self.plan.sizes, self.world_size * self.batch_size
-        while rows := epoch.take(cursor, step):
-            if self.drop_last and len(rows) < step:
+        while (step := epoch.dealt(cursor, self.world_size, self.batch_size)).rows:
+            if self.drop_last and len(step.rows) < self.world_size * self.batch_size:
                 return
-            cursor += len(rows)
-            labels = sum(int(sizes.label_tokens[row].sum()) for row in rows)
-            mine = deal(rows, sizes, world_size=self.world_size, batch_size=self.batch_size)[self.rank]
-            places = [Place(tuple(map(int, rows[place])), epoch.number, cursor, labels) for place in mine]
+            cursor += len(step.rows)
+            labels, mine = step.label_tokens, step.ranks[self.rank]
+            places = [Place(tuple(map(int, step.rows[place])), epoch.number, cursor, labels) for place in mine]
             places += [Place((), epoch.number, cursor, labels)] * (self.batch_size - len(places))
             yield places
 

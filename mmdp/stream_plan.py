@@ -24,7 +24,8 @@ import numpy as np
 
 from mmdp.arrivals import Arrivals, Arrived, Item, Snapshot, Taken, name_of
 from mmdp.assemble import Step
-from mmdp.planner import BLOCK, arrange, deal
+from mmdp.dealing import deal
+from mmdp.planner import BLOCK, arrange
 from mmdp.records import Budget
 from mmdp.refusals import Reason, shorten
 from mmdp.row_stream import BUFFER, RowStream

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import pickle
 import threading
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ from hypothesis import strategies as st
 from small import tokenizer, write_data
 
 import mmdp
+from mmdp import planner
+from mmdp.dealing import deal, row_costs
 from mmdp.knapsack import lower_bound
-from mmdp.planner import deal, plan, row_costs
+from mmdp.planner import plan
 from mmdp.records import Budget
 from mmdp.refusals import Reason
 from mmdp.sizes import Sizes
+from mmdp.steps import Steps
 
 
 def sizes_of(tokens, images=None, skipped=None) -> Sizes:
@@ -220,3 +224,38 @@ def test_fingerprints_tell_plans_apart():
         plan(sizes, Budget(1024, 9), window=0)
     with pytest.raises(ValueError, match="the first one is 0"):
         plans[0].epoch(-1)
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_dealing_follows_the_plain_rule(world_size, batch_size, seed):
+    """The dearest row first, each to the rank with the least load, of these with the fewest rows, of these the first."""
+    random = np.random.default_rng(seed)
+    sizes = mixture(50)
+    rows = [
+        random.integers(0, 50, random.integers(0, 4)) for _ in range(random.integers(0, world_size * batch_size + 1))
+    ]
+    costs = row_costs(rows, sizes)
+    wanted: list[list[int]] = [[] for _ in range(world_size)]
+    for place in sorted(range(len(rows)), key=lambda place: -int(costs[place])):
+        room = [rank for rank in range(world_size) if len(wanted[rank]) < batch_size]
+        least = min(room, key=lambda rank: (sum(int(costs[one]) for one in wanted[rank]), len(wanted[rank]), rank))
+        wanted[least].append(place)
+    assert list(map(sorted, wanted)) == deal(rows, sizes, world_size=world_size, batch_size=batch_size)
+
+
+def test_ranks_that_share_an_epoch_deal_each_step_once(monkeypatch):
+    """However many ranks are served from one process, in whatever order, and also where one starts anew."""
+    calls = []
+
+    def counting(*arguments, **more):
+        calls.append(1)
+        return deal(*arguments, **more)
+
+    monkeypatch.setattr(planner, "deal", counting)
+    epoch = plan(mixture(2000), Budget(1024, 9)).epoch(0)
+    ranks = [Steps(epoch._plan, 2, rank, 8).places(epoch) for rank in range(8)]
+    seen = [[next(places) for _ in range(3)] for places in ranks]
+    assert 3 == len(calls)
+    assert seen[5] == list(islice(Steps(epoch._plan, 2, 5, 8).places(epoch), 3))
+    assert 3 == len(calls)
+    assert 3 * 16 == len({place.samples for steps in seen for step in steps for place in step})
