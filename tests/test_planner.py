@@ -228,7 +228,7 @@ def test_fingerprints_tell_plans_apart():
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_dealing_follows_the_plain_rule(world_size, batch_size, seed):
-    """The dearest row first, each to the rank with the least load, of these with the fewest rows, of these the first."""
+    """The dearest row first, each to the rank with the least load, then with the fewest rows, then the first."""
     random = np.random.default_rng(seed)
     sizes = mixture(50)
     rows = [
