@@ -1,14 +1,16 @@
 """Simulated time: processes that wait for events, places that they take, processors and links that they share.
 
-Adds: `Simulation`, a clock that jumps from event to event; `Event` and `Process`; `Places`, `Processors`, `Link`.
+Adds: `Simulation`, a clock that jumps from event to event; `Event` and `Process`; `Places`, in turn; `Processors` and
+`Link`, in equal shares.
 Leaves out: what a pipeline is made of (`pipeline_model`).
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable
 from itertools import count
 
 
@@ -85,76 +87,103 @@ class Places:
             self._simulation.fire(self._queue.popleft())
 
 
-class Processors:
-    """All that compute get an equal share of them, one at most."""
+class Shared:
+    """Something that all who use it get an equal share of.
 
-    def __init__(self, simulation: Simulation, number: int) -> None:
-        self._begun = 0.0
+    Args:
+        simulation: whose time it is.
+        rate: what it does a second, for all together; may be infinite.
+        most: what it does a second for one of them, at most.
+    """
+
+    def __init__(self, simulation: Simulation, rate: float, most: float) -> None:
         self._simulation = simulation
-        self._number = number
-        self._left: dict[Event, float] = {}
+        self._rate = rate
+        self._most = most
+        self._each = 0.0  # what somebody would have got who had been here from the start
+        self._ends: list[tuple[float, int, Event]] = []  # each is through when `_each` gets there
+        self._order = count()
         self._since = 0.0
         self._version = 0
+        self._done = 0.0
 
-    def work(self, seconds: float) -> Event:
-        """Happens when so many processor seconds are done."""
+    def use(self, amount: float) -> Event:
+        """Happens when so much is done."""
         event = Event()
-        self._begun += seconds
+        if not amount or self._rate == math.inf:
+            self._done += amount
+            event.happened = True
+            return event
         self._advance()
-        self._left[event] = seconds
+        heapq.heappush(self._ends, (self._each + amount, next(self._order), event))
         self._plan()
         return event
 
     def used(self) -> float:
-        """Processor seconds that were worked so far."""
+        """What was done so far."""
         self._advance()
-        return self._begun - sum(self._left.values())
+        return self._done
 
     def _share(self) -> float:
-        return min(1.0, self._number / max(1, len(self._left)))
+        return min(self._most, self._rate / len(self._ends))
 
     def _advance(self) -> None:
-        done = (self._simulation.now - self._since) * self._share()
+        if self._ends:
+            done = (self._simulation.now - self._since) * self._share()
+            self._each += done
+            self._done += done * len(self._ends)
         self._since = self._simulation.now
-        for event in self._left:
-            self._left[event] -= done
 
     def _plan(self) -> None:
         self._version += 1
-        if self._left:
+        if self._ends:
             version = self._version
-            soonest = max(0.0, min(self._left.values())) / self._share()
+            soonest = max(0.0, self._ends[0][0] - self._each) / self._share()
             self._simulation.at(self._simulation.now + soonest, lambda: self._finish(version))
 
     def _finish(self, version: int) -> None:
-        if version == self._version:  # nobody came or went since it was planned
-            self._advance()
-            least = min(self._left.values()) + 1e-12
-            for event in [event for event, left in self._left.items() if left <= least]:
-                del self._left[event]
-                self._simulation.fire(event)
-            self._plan()
+        if version != self._version:  # somebody came since it was planned
+            return
+        self._advance()
+        self._each = max(self._each, self._ends[0][0])  # rounding must not leave it a hair before
+        through: list[Event] = []
+        while self._ends and self._ends[0][0] <= self._each:
+            through.append(heapq.heappop(self._ends)[2])
+        self._plan()
+        for event in through:
+            self._simulation.fire(event)
 
 
-class Link:
-    """One direction of a network card: what is sent passes in the order in which it was begun.
+class Processors(Shared):
+    """So many, for threads that compute: each gets one at most. Amounts are processor seconds."""
 
-    Args:
-        simulation: whose time it is.
-        rate: bytes a second; may be infinite.
+    def __init__(self, simulation: Simulation, number: float) -> None:
+        super().__init__(simulation, number, 1.0)
+        self._turns: dict[Hashable, Places] = {}
 
-    Attributes:
-        num_bytes: that were sent.
-    """
+    def work(self, seconds: float, thread: Hashable = None) -> Event:
+        """Happens when so many processor seconds are done.
+
+        Args:
+            seconds: that it takes.
+            thread: that does it, in its turn; None for one of its own.
+        """
+        if thread is None:
+            return self.use(seconds)
+        done = Event()
+        self._simulation.go(self._in_turn(seconds, thread, done))
+        return done
+
+    def _in_turn(self, seconds: float, thread: Hashable, done: Event) -> Process:
+        turns = self._turns.setdefault(thread, Places(self._simulation, 1))
+        place = yield from turns.enter()
+        yield self.use(seconds)
+        turns.leave(place)
+        self._simulation.fire(done)
+
+
+class Link(Shared):
+    """One direction of a network card, for streams. Amounts are bytes, and `rate` is bytes a second."""
 
     def __init__(self, simulation: Simulation, rate: float) -> None:
-        self.num_bytes = 0.0
-        self._simulation = simulation
-        self._rate = rate
-        self._free = 0.0
-
-    def send(self, num_bytes: float) -> float:
-        """Begins to send; the time at which the last byte has passed."""
-        self.num_bytes += num_bytes
-        self._free = max(self._free, self._simulation.now) + num_bytes / self._rate
-        return self._free
+        super().__init__(simulation, rate, rate)

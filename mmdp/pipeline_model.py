@@ -1,19 +1,20 @@
 """What a model of the pipeline is given, and what it gives: records, all with units.
 
-Adds: `Numbers`, what a sample, a row and a step cost; `Settings`, what may be chosen; `Outcome`.
+Adds: `Numbers`, what rows, fetches, calls and steps cost; `Settings`, what may be chosen; `Outcome`.
 Leaves out: running the model (`pipeline_run`), and where the numbers come from (`calibration`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, get_args
 
 from mmdp.placement import Placed
 from mmdp.refusals import shorten
 
-_LEAST = {"samples": 0, "rows": 1, "processors": 1, "workers": 1, "depth": 1}
+_LEAST = {"processors": 1, "workers": 1, "depth": 1, "step_rows": 1, "steps": 2}
+_FROM_NOTHING = ("train", "latency", "epoch_rows")  # in `Settings`, where all else is at least 1
 
 
 def _check(name: str, value: float, least: float) -> None:
@@ -21,61 +22,114 @@ def _check(name: str, value: float, least: float) -> None:
         raise ValueError(f"{name} is {value}: it must be at least {least}, and finite")
 
 
+def _check_all(record: Any) -> None:
+    for one in fields(record):
+        value = getattr(record, one.name)
+        if isinstance(value, (int, float)):
+            _check(one.name, value, _LEAST.get(one.name, 0))
+
+
+class RowCost(NamedTuple):
+    """What a row costs.
+
+    Attributes:
+        images: that are fetched for it.
+        compute: processor seconds of its actor: decode, encode, join, and passing it on.
+        samples: in it; a fraction where only their mean is known.
+    """
+
+    images: int
+    compute: float
+    samples: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCost:
+    """What the fetch of an image costs.
+
+    Attributes:
+        latency: seconds, median, that the store takes to answer.
+        overhead: seconds beside that.
+        spread: sigma of the logarithm of the latency; 0 for none.
+        compute: processor seconds of the actor's event loop. Nobody waits for them; they are missing elsewhere.
+        around: the same, of others on the actor's node: Ray's own processes, a store that is there too.
+        num_bytes: of an image.
+    """
+
+    latency: float
+    overhead: float = 0.0
+    spread: float = 0.0
+    compute: float = 0.0
+    around: float = 0.0
+    num_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_all(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CallCost:
+    """What going through the coordinator costs.
+
+    Attributes:
+        dispatch: processor seconds of the coordinator a row; it does one thing at a time.
+        launch: seconds from that to the first fetch of the row.
+        deal: seconds from the last row of a step to the references at its rank.
+    """
+
+    dispatch: float = 0.0
+    launch: float = 0.0
+    deal: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_all(self)
+
+
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """What things cost. Rows are used in their order, over and over.
 
     Attributes:
-        row_images: images of each row.
-        row_compute: processor seconds of each row: decode, encode, join, and passing it on.
-        samples: a row, on average.
-        rows: a step of one rank.
+        rows: in the order of the plan.
+        step_rows: rows of a step, for one rank.
         train: seconds a step.
-        latency: seconds, median, that the store takes to answer.
-        overhead: seconds of a fetch beside that.
-        spread: sigma of the logarithm of the latency; 0 for none.
-        fetch_compute: processor seconds of a fetch.
-        image_bytes: of an image as it is fetched.
+        fetch: of an image.
+        call: to the coordinator.
         row_bytes: of a row as it is passed on.
         copy: processor seconds a row that its reader takes to copy it into the batch.
-        deal: seconds from the last row of a step to the references at its rank.
-        dispatch: processor seconds of the coordinator a row.
+        epoch_rows: after so many, an epoch is over; at its end nothing is read ahead. 0 where it never is.
         start: seconds until actors have come up.
+        background: processors of a node that are busy all the time, with or without rows.
         processors: of a node.
         workers: actors of the run that was looked at.
         depth: rows in flight for a rank, likewise.
     """
 
-    row_images: tuple[int, ...]
-    row_compute: tuple[float, ...]
-    samples: float
-    rows: int
+    rows: tuple[RowCost, ...]
+    step_rows: int
     train: float
-    latency: float
-    overhead: float = 0.0
-    spread: float = 0.0
-    fetch_compute: float = 0.0
-    image_bytes: float = 0.0
+    fetch: FetchCost
+    call: CallCost = field(default_factory=CallCost)
     row_bytes: float = 0.0
     copy: float = 0.0
-    deal: float = 0.0
-    dispatch: float = 0.0
+    epoch_rows: int = 0
     start: float = 0.0
+    background: float = 0.0
     processors: int = 1
     workers: int = 1
     depth: int = 1
 
     def __post_init__(self) -> None:
-        if not self.row_images or len(self.row_images) != len(self.row_compute):
-            raise ValueError(
-                f"{len(self.row_images)} rows with images and {len(self.row_compute)} with seconds: give as many, "
-                "and at least one"
-            )
-        for name, values in (("row_images", self.row_images), ("row_compute", self.row_compute)):
+        if not self.rows:
+            raise ValueError("no row: give at least one")
+        for name, values in zip(RowCost._fields, zip(*self.rows, strict=True), strict=True):
             _check(name, min(values), 0)
             _check(name, max(values), 0)
-        for one in fields(self)[2:]:
-            _check(one.name, getattr(self, one.name), _LEAST.get(one.name, 0))
+        _check_all(self)
+        if not self.background < self.processors:
+            raise ValueError(
+                f"background is {self.background}: it must be less than the {self.processors} processors that there are"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +142,8 @@ class Settings:
         ranks: that train.
         workers: actors of all ranks.
         depth: rows in flight for each rank, at least those of a step.
-        rows: a step of one rank.
+        step_rows: rows of a step, for one rank.
+        epoch_rows: rows of an epoch, 0 for one without end.
         train: seconds a step.
         latency: seconds, median, that the store takes to answer.
         nodes: of the cluster.
@@ -111,7 +166,8 @@ class Settings:
     ranks: int = 1
     workers: int | None = None
     depth: int | None = None
-    rows: int | None = None
+    step_rows: int | None = None
+    epoch_rows: int | None = None
     train: float | None = None
     latency: float | None = None
     nodes: int = 1
@@ -141,7 +197,7 @@ class Settings:
                 if not value > 0:
                     raise ValueError(f"{one.name} is {value}: it must be above 0; infinite where it is no limit")
             else:
-                _check(one.name, value, 0 if one.name in ("train", "latency") else 2 if one.name == "steps" else 1)
+                _check(one.name, value, 0 if one.name in _FROM_NOTHING else _LEAST.get(one.name, 1))
         if not self.num_rank_nodes <= min(self.ranks, self.nodes):
             raise ValueError(
                 f"rank_nodes is {self.num_rank_nodes}, of {self.nodes} nodes for {self.ranks} ranks: give no more than "
@@ -156,6 +212,20 @@ class Settings:
         return min(self.ranks, self.nodes) if self.rank_nodes is None else self.rank_nodes
 
 
+class Busy(NamedTuple):
+    """How much the busiest of each kind is used, 0 to 1.
+
+    Attributes:
+        processors: of a node.
+        coordinator: of the time, how much it computes.
+        links: of what a card can carry.
+    """
+
+    processors: float
+    coordinator: float
+    links: float
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of a setting. The first step stands apart, as it does where this is measured.
@@ -165,23 +235,19 @@ class Outcome:
         slowest: the same of the rank that waits most.
         samples_per_second: of all ranks.
         seconds_to_first: from the first request to the first batch, of the last rank.
-        processors: 0 to 1, share of the busiest node's processor time that is used.
-        coordinator: 0 to 1, share of the time that the busiest coordinator computes.
-        links: 0 to 1, share of what the busiest card can carry.
+        busy: what is used most.
         sent: bytes out of each node.
         received: bytes into each node, images included.
-        row_seconds: from the start to the end, over the rows that were built; for rates.
         num_rows: that were built.
+        seconds: from the start to the end, in which they were.
     """
 
     wait_ratio: float
     slowest: float
     samples_per_second: float
     seconds_to_first: float
-    processors: float
-    coordinator: float
-    links: float
+    busy: Busy
     sent: tuple[float, ...]
     received: tuple[float, ...]
-    row_seconds: float
     num_rows: int
+    seconds: float

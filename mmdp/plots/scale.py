@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from mmdp.plots.style import DOTS, FAINT, INK, WIDTH, dress, layout
 
+_CHECKED = "(the model was checked with up to 4 ranks on one node; nothing that is shown here was)"
 _DARK = 0.5  # wait ratio from which the field is light enough for dark letters
 
 
@@ -45,7 +46,7 @@ def wait_map(
     figure = Figure(figsize=(WIDTH, 5.2), dpi=DOTS, layout=layout())
     axes = figure.subplots()
     shown = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto", origin="lower")
-    dress(axes, "How long ranks wait (simulated, not checked at this scale)", "actors", "ranks")
+    dress(axes, f"How long ranks wait, predicted\n{_CHECKED}", "actors", "ranks")
     axes.set_xticks(range(len(workers)), [f"{one:,}" for one in workers])
     axes.set_yticks(range(len(ranks)), [f"{one:,}" for one in ranks])
     axes.tick_params(length=0)
