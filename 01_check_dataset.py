@@ -7,8 +7,14 @@
 # images, and turns of question and answer. Its *size* is what it will ask of a batch: how many tokens its text and
 # its images become. Sizes differ from sample to sample, and that is where all the trouble starts.
 #
-# The blog starts here too, with one sample on the screen. This stage goes one step further and measures all of them,
-# since every later decision is made on these numbers.
+# The blog ([Efficient MultiModal Data Pipeline](https://huggingface.co/blog/mmdp), by the authors of
+# [nanoVLM](https://github.com/huggingface/nanoVLM)) starts here too, with one sample on the screen. This stage goes one
+# step further and measures all of them, since every later decision is made on these numbers. The data set `demo` is
+# drawn by the package, in the shape of AI2D in
+# [the_cauldron](https://huggingface.co/datasets/HuggingFaceM4/the_cauldron).
+#
+# In a notebook the defaults of all flags apply. To turn a knob there, name it in the line with `parse_flags`: what is
+# `--batch-size 1` for a script is `parse_flags(..., batch_size=1)` in a cell.
 
 # %%
 from collections import Counter
@@ -18,18 +24,22 @@ from random import Random
 import numpy as np
 
 import mmdp
-from mmdp.cli import parse_flags, report, show
+from mmdp.cli import in_notebook, parse_flags, report, show
 from mmdp.plots import histograms, sample_card, sorted_lengths
 
-config = parse_flags("index", stage="01: one sample as a card, and the sizes of all of them", seed=None)
+seed = 0 if in_notebook() else None  # a script shows another card each time, a notebook keeps its picture
+config = parse_flags("index", stage="01: one sample as a card, and the sizes of all of them", seed=seed)
 
 # %% [markdown]
 # ## New: a source, an encoder, and sizes
 #
 # `open_source` reads rows on demand. `Encoder` knows how text becomes tokens and what an image costs: 64 tokens each
-# with `fixed:64`, and a number that follows from height and width with `--vision qwen3_vl` and its like. `measure`
-# asks it for every sample; it reads text and the headers of the images, and decodes no pixel. A sample that can't be
-# used is counted with its reason, and is never dropped in silence.
+# with `fixed:64`, and a number that follows from height and width with `--vision qwen3_vl` and its like. With `fixed:N`
+# each image is resized to one square, 256 x 256, whatever its shape: it is squashed, as the model will see it. The
+# other families keep the shape.
+#
+# `measure` asks the encoder for every sample; it reads text and the headers of the images, and decodes no pixel. A
+# sample that can't be used is counted with its reason, and is never dropped in silence.
 
 # %%
 source = mmdp.open_source(config.data)
@@ -61,16 +71,18 @@ figures = {
 }
 median, longest = int(np.median(tokens)), int(tokens.max())
 say = f"median {median:,}, longest {longest:,} tokens"
-report("01 dataset", figures, config, say, sizes.messages(), median_tokens=median, longest_tokens=longest, index=index)
+more = {"median_tokens": median, "longest_tokens": longest, "index": index}
+report("01 dataset", figures, config, say, sizes.messages(), sizes.skipped, **more)
 
 # %% [markdown]
 # ## The figures
 #
-# One sample as a card (another one in each run, unless `--seed` or `--index` is given), the spread of tokens, turns and
-# image sizes (of the first 2,000 samples), and all lengths in order, with grey up to the longest.
+# One sample as a card (a script shows another one in each run, unless `--seed` or `--index` is given), the spread of
+# tokens, answers and image sizes (of the first 2,000 samples), and all lengths in order, with grey up to the longest.
 
 # %%
-show(sample_card(source[index], row.images, tokens=len(row)), "01_card", config)
+before = encoder.image_sizes(source[index])
+show(sample_card(source[index], row.images, tokens=len(row), sizes=before), "01_card", config)
 turns, image_sizes = [], []
 for sample in (source[int(index)] for index in kept[:2000]):
     turns.append(Counter(turn.role for turn in sample.turns)["assistant"])

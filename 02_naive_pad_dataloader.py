@@ -59,7 +59,7 @@ for _ in batches:
 
 # %%
 more = {"length": first.input_ids.shape[1], "batch_size": config.batch_size}
-report("02 naive padding", tally, config, messages=sizes.messages(), **more)
+report("02 naive padding", tally, config, "", sizes.messages(), sizes.skipped, **more)
 
 # %% [markdown]
 # ## The figure: the row map
@@ -74,8 +74,8 @@ show(row_map(drawn_rows(first, encoder.image_id), title=title), "02_row_map", co
 # ## What to see, and what comes next
 #
 # One long sample sets the length of its whole batch, and the other seven are grey behind it. On the demo set half of
-# all tokens are padding; on real textbook and exam questions nearly two thirds. And each batch has another
-# shape, which compiled models dislike, and a memory need that nobody can tell beforehand.
+# all tokens are padding; stage 05 says at its end how much it is on your own. And each batch has another shape, which
+# compiled models dislike, and a memory need that nobody can tell beforehand.
 #
 # What this stage does not do: bound anything. Stage 03 gives all batches one length, and has to decide what happens
 # to samples that are longer.
@@ -83,16 +83,24 @@ show(row_map(drawn_rows(first, encoder.image_id), title=title), "02_row_map", co
 # %% [markdown]
 # ## Exercises
 #
-# 1. Try `--batch-size 1` and `--batch-size 64`. Which way does the padding share go, and why?
-# 2. Samples sorted by length would hardly pad at all. In the line `rows = ...` take `kept = sizes.kept(); kept =
-#    kept[np.argsort(sizes.tokens[kept])]` with `shuffle=False`. Why doesn't everybody?
+# 1. `uv run 02_naive_pad_dataloader.py --batch-size 1`, then `64`. Which way does the padding share go, and why?
+# 2. Samples sorted by length would hardly pad at all. Put these lines in place of `rows = ...`, say `shuffle=False` in
+#    the DataLoader, and run it again. Why doesn't everybody?
+#
+#    ```python
+#    import numpy as np
+#
+#    kept = sizes.kept()
+#    kept = kept[np.argsort(sizes.tokens[kept])]
+#    rows = mmdp.Rows(build, kept[:, None])
+#    ```
 #
 # <details><summary>Answers</summary>
 #
 # 1. 0 % and 68 %: the more samples a batch draws, the longer its longest is, while the typical one stays as it is. So
 #    the waste grows just where a GPU gets more to do.
 # 2. The share falls from 51 to 3 %. But the order of training is then short samples first and long ones last, each
-#    batch all of one kind. Gradients of such batches pull to one side, and the last steps are the dearest ones.
+#    batch all of one kind. Gradients of such batches pull to one side, and the last steps take longest.
 #    Shuffling whole batches mends half of it. Packing, from stage 04 on, has both: nothing wasted, and samples in
 #    random company.
 #

@@ -50,8 +50,9 @@ def batches_of(indices: np.ndarray, collate: Callable) -> DataLoader:
 # %% [markdown]
 # ## First try: drop while batching
 #
-# The collate function drops what is too long, as the blog does it. Now batches have fewer rows than asked for: see
-# the ghost in the figure. On several GPUs that is worse than a waste: one rank may be left with no row at all.
+# The collate function drops what is too long; so does the one in the blog. Now batches have fewer rows than asked for:
+# see the ghost in the figure. On several GPUs that is worse than a waste. Each GPU is fed by a process of its own, a
+# *rank*, all of them step together, and one may be left with no row at all.
 
 # %%
 budget = mmdp.Budget(tokens=config.max_tokens)
@@ -92,12 +93,14 @@ dropped = len(every) - len(fitting)
 at_1024 = padding_share(1024 * len(every) - int(sizes.tokens[every].sum()), int(sizes.tokens[every].sum()))
 say = f"dropped {dropped / len(every):.1%} as longer than {config.max_tokens}"
 more = {"length": config.max_tokens, "batch_size": config.batch_size, "dropped": dropped}
-report("03 constrained padding", tally, config, say, sizes.messages(), **more, padding_share_at_1024=at_1024)
+more |= {"padding_share_at_1024": at_1024}
+report("03 constrained padding", tally, config, say, sizes.messages(), sizes.skipped, **more)
 
 # %% [markdown]
 # ## The figure
 #
-# All rows are there, all of one length. What was dropped stands below as ghosts: bars that run past the line.
+# All rows are there, all of one length. What was dropped stands below as ghosts, bars that run past the line: eight of
+# them, from the shortest to the longest.
 
 # %%
 title = f"padded to {config.max_tokens}: {first.padded_tokens / first.segments.numel():.0%} of this batch is padding"
@@ -117,9 +120,9 @@ show(row_map(drawn, length=config.max_tokens, title=title, dropped=ghosts), "03_
 # %% [markdown]
 # ## Exercises
 #
-# 1. Try `--max-tokens 200` and `--max-tokens 1024`. Is there a length that neither drops nor pads much?
-# 2. Which samples does the default leave out? Compare the mean of `sizes.label_tokens` of those kept and those
-#    dropped.
+# 1. `uv run 03_constrained_pad.py --max-tokens 200`, then `1024`. Is there a length that neither drops nor pads much?
+# 2. Which samples does the default leave out? `sizes.kept(budget)` has the indices of those kept, and
+#    `list(sizes.refused(budget))` of those dropped. Compare the mean of `sizes.label_tokens[indices]` of the two.
 #
 # <details><summary>Answers</summary>
 #

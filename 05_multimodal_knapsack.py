@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader
 import mmdp
 from mmdp import knapsack
 from mmdp.cli import keep, parse_flags, report, show
-from mmdp.metrics import Tally
-from mmdp.plots import drawn_rows, fill_curves, padding_strip, row_map
+from mmdp.metrics import Tally, padding_share
+from mmdp.plots import drawn_rows, fill_curves, padding_strip, row_map, sight
 from mmdp.replay import perfect
 from mmdp.summary import summary
 from mmdp.tiny_model import tiny_vlm
@@ -52,10 +52,11 @@ sizes = mmdp.measure(source, encoder, budget=budget, samples=config.samples, str
 # %% [markdown]
 # ## 05a Two budgets: why ordering by tokens alone fails
 #
-# A good image budget follows the token budget: as many images as come with so many tokens on average. Then both bind.
-# First-fit decreasing puts the longest samples first, and is left with short ones: their rows run out of images while
-# half of their tokens are free. The knapsack keeps tokens in reserve for the images that are still to come: in each
-# row, as many tokens for each image that is still wanted as the samples in the buffer bring along.
+# A tight image budget follows the token budget: about as many images as come with so many tokens on average. Then both
+# bind; `sizes.suggest` finds the least that costs at most 2 % more rows. First-fit decreasing puts the longest samples
+# first, and is left with short ones: their rows run out of images while half of their tokens are free. The knapsack
+# keeps tokens in reserve for the images that are still to come: in each row, as many tokens for each image that is
+# still wanted as the samples in the buffer bring along.
 
 # %%
 both = sizes.suggest(config.max_tokens)
@@ -64,14 +65,14 @@ order = np.random.default_rng(config.seed).permutation(kept)
 tokens, images = sizes.tokens[order], sizes.images[order]
 bound = knapsack.lower_bound(tokens, images, both)
 fills = {}
-for name in ("ffd", "knapsack"):
-    rows = knapsack.pack(tokens, images, both, strategy=name)
+print(f"rows of {both.tokens:,} tokens and {both.images} images, so that both bind; lower bound: {bound} rows")
+for name, strategy in (("first-fit decreasing", "ffd"), ("knapsack", "knapsack")):
+    rows = knapsack.pack(tokens, images, both, strategy=strategy)
     per_row = np.array([images[row].sum() for row in rows])
     fills[name] = [tokens[row].sum() / both.tokens for row in rows]
     spread = per_row.std() / max(per_row.mean(), 1e-9)
-    print(
-        f"{name:>8}: {len(rows):4d} rows, {len(rows) / bound - 1:.1%} over the bound, images a row vary by {spread:.0%}"
-    )
+    over = len(rows) / bound - 1
+    print(f"{name:>24}: {len(rows):4d} rows, {over:.1%} over the bound, images a row vary by {spread:.0%}")
 title = f"budget of {both.tokens} tokens and {both.images} images"
 show(fill_curves(fills, title=title, bound=bound), "05_two_budgets", config)
 
@@ -82,11 +83,23 @@ show(fill_curves(fills, title=title, bound=bound), "05_two_budgets", config)
 # ranks and workers. `Loader` builds them ahead. Its whole state is a row number, so a run that was killed goes on
 # with the very next batch.
 #
+# Which image budget? The tight one of 05a costs a row or two more, and in return no row has many images: what the
+# vision tower needs for a step is bounded more closely, and ranks wait less for each other. A wide one, such as the
+# default of 9, leaves the packing to the tokens. Both are planned here; the rows that are built are those of
+# `--max-images`.
+#
 # The blog packs what is already decoded: its buffer holds float images, and that is where its gigabytes and its long
 # wait for the first batch come from. Here the buffer holds sizes; a pixel is decoded when its row is due, and goes to
 # the batch as uint8, a quarter of the bytes.
 
 # %%
+for each in dict.fromkeys((both, budget)):
+    planned = mmdp.plan(sizes, each, seed=config.seed or 0).epoch(0)
+    per_row = np.array([sizes.images[list(row)].sum() for row in planned])
+    spread = per_row.std() / max(per_row.mean(), 1e-9)
+    mean, most = per_row.mean(), per_row.max()
+    print(f"{f'{each.images} images allowed':>24}: {len(planned):4d} rows, {mean:.1f} images in the mean, ", end="")
+    print(f"{most} at most, vary by {spread:.0%}")
 plan = mmdp.plan(sizes, budget, seed=config.seed or 0)
 loader = mmdp.Loader(
     source,
@@ -147,11 +160,26 @@ show(padding_strip(strip, title=f"what {len(kept):,} samples become, stage by st
 # %% [markdown]
 # ## 05c New: fed to the device, and trained on
 #
-# `feed` keeps one batch ready on the device while the model trains on the one before. `adapt`, inside `loss`, gives
-# the model what keeps the samples of a row apart; for most models that is positions that restart, no mask, and no
-# cache. `WaitMeter` measures how long the loop is blocked on the next batch. The model is of the family that
-# `--vision` names (SmolVLM for `fixed:N`), but tiny and fresh: its loss starts near ln(vocabulary), a blind guess,
-# and falls.
+# What keeps the samples of a row apart? In attention each token sees all tokens before it in its row, those of the
+# sample in front of its own too. Models of transformers cut the row where its `position_ids` do not go up by one:
+# since positions restart with each sample, one block a sample is left, as in the left half of the figure.
+#
+# They look for such places only where nothing else says what is to be seen. A mask (B, L), even all ones, says "look at
+# everything that is marked"; a cache says "these tokens go on from earlier ones". Each switches the search off, without
+# a word, and the row is one long sample: the right half. So `adapt`, inside `loss`, gives positions that restart, no
+# mask, and `use_cache=False`. Padding needs no mask either: it is a block of its own, and has no labels.
+
+# %%
+row = next((row for row in plan.epoch(0) if len(row) > 1), None)
+if row is not None:
+    packed = mmdp.batch([mmdp.RowBuilder(source, encoder, sizes)(row)], pad_id=encoder.pad_id)
+    positions, segments = packed.position_ids[0].numpy(), packed.segments[0].numpy()
+    show(sight(positions, segments, title=f"who sees whom: one row of {len(row)} samples"), "05_sight", config)
+
+# %% [markdown]
+# `feed` keeps one batch ready on the device while the model trains on the one before. `WaitMeter` measures how long the
+# loop is blocked on the next batch. The model is of the family that `--vision` names (SmolVLM for `fixed:N`), but tiny
+# and fresh: its loss starts near ln(vocabulary), a blind guess, and falls.
 
 # %%
 training, model = {}, None
@@ -193,9 +221,7 @@ if model is not None:
 # of ones.
 
 # %%
-row = next((row for row in plan.epoch(0) if len(row) > 1), None)
 if model is not None and row is not None:
-    packed = mmdp.batch([mmdp.RowBuilder(source, encoder, sizes)(row)], pad_id=encoder.pad_id)
     isolation = mmdp.check_isolation(model, packed)
     mistaken = mmdp.check_isolation(model, packed, layout="positions_and_mask")
     print(f"{isolation}\n    with a mask of ones the largest error would be {mistaken.error:.2g}")
@@ -211,7 +237,8 @@ report(
     tally,
     config,
     say,
-    sizes.messages(),
+    sizes.messages(budget) | loader.messages(),
+    sizes.skipped | sizes.refused(budget) | loader.failed,
     lower_bound=knapsack.lower_bound(sizes.tokens[sizes.kept(budget)], sizes.images[sizes.kept(budget)], budget),
     images_per_row=tally.images / tally.rows,
     first_batch_seconds=warm,
@@ -225,10 +252,14 @@ keep(letter, "05_report", config)
 # %% [markdown]
 # ## The figure
 #
-# Every row holds several samples, each in its colour, images hatched. Of the grey, next to nothing is left.
+# Every row holds several samples, each in its colour, images hatched. Of the grey, next to nothing is left. With few
+# samples there are fewer rows than a batch wants: *filler rows* complete it, so that all ranks take the same steps.
+# They are drawn paler, and are not counted as padding.
 
 # %%
-title = f"packed: {first.padded_tokens / first.segments.numel():.1%} of this batch is padding"
+title = f"packed: {padding_share(first.padded_tokens, first.num_tokens):.1%} of this batch is padding"
+if first.filler_rows:
+    print(f"    {first.filler_rows} of {len(first.samples)} rows of this batch are filler")
 show(row_map(drawn_rows(first, encoder.image_id), length=budget.tokens, title=title), "05_row_map", config)
 
 # %% [markdown]
@@ -245,18 +276,18 @@ show(row_map(drawn_rows(first, encoder.image_id), length=budget.tokens, title=ti
 # %% [markdown]
 # ## Exercises
 #
-# 1. Give rows too few images: `--max-images 3`. What happens to the padding, and what would `sizes.suggest(1024)`
-#    say?
-# 2. Train longer on the loader (`--train 20`), then on batches that are there already (`--train 20 --perfect`). What
-#    does the difference tell you, and what would you do on a machine where it is large?
+# 1. Give rows too few images: `uv run 05_multimodal_knapsack.py --max-images 3`. What happens to the padding, and what
+#    would `sizes.suggest(1024)` say?
+# 2. Train longer on the loader, `uv run 05_multimodal_knapsack.py --train 20`, then on batches that are there already:
+#    the same with `--perfect`. What does the difference tell you, and what would you do where it is large?
 # 3. Kill and resume. Take three batches of a loop over the loader, keep `state = batch.state` of the third, make a
 #    new `Loader` with another `batch_size`, and call `load_state_dict(state)` before the loop. Which samples come?
 #
 # <details><summary>Answers</summary>
 #
 # 1. Padding rises from 1.4 to 36 %: rows are closed by their third image, with a third of their tokens empty. The
-#    suggestion is 5 images for 1024 tokens: **images should follow tokens**. A larger number than that does no harm
-#    here, since tokens then bind alone.
+#    suggestion is 5 images for 1024 tokens: **images should follow tokens**. A larger number costs no rows, since
+#    tokens then bind alone; rows differ more in images.
 # 2. The second number is the ceiling: no loader can beat batches that are there already. If both are alike, the data
 #    keep up, and work on the loader gains nothing. If they are not, the difference is what there is to gain, and the
 #    diagnosis of stage 06 says how.

@@ -8,11 +8,18 @@
 # row gets to the trainer: a ladder of six rungs, each one idea more than the last.
 #
 # It is the ladder of the talk *From 15% to 90% GPU utilization: fix the data pipeline, not the model*, whose serial
-# baseline waits for 85 % of the time. The measure is the **wait ratio**: what the trainer waits, of what it waits and
-# trains. Utilisation is one minus it.
+# baseline waits for 85 % of the time. The measure is the **wait ratio**: the share of its time that the trainer spends
+# waiting for a batch, where the rest is training. Utilisation is one minus it.
+#
+# [Ray](https://docs.ray.io) runs Python functions in many processes, on one machine or on a cluster of them, its
+# *nodes*. An *actor* is such a process that stays and keeps what it has loaded: here the *workers*, which make rows,
+# and the *coordinator*, which hands them out. What a process gives back lies in *Ray's shared memory*, where every
+# process of the node can read it without a copy; the trainer that reads it is a *rank*, one for each GPU.
 
 # %%
 import atexit
+import sys
+import warnings
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -60,6 +67,8 @@ _ = atexit.register(started.close)  # whatever happens, Ctrl-C too
 # %%
 uri = started.enter_context(from_afar(config.data, latency_ms=config.latency_ms, config=config))
 is_served = uri != config.data
+if is_served:  # our own server does so, and here that is no news
+    warnings.filterwarnings("ignore", ".* ignores ranges")
 print(f"data: {uri}" + (f", served with {config.latency_ms:g} ms to an answer" if is_served else ""))
 cache = Path(started.enter_context(TemporaryDirectory(prefix="mmdp-06-"))) if is_served else None  # no such store again
 
@@ -90,16 +99,53 @@ setup = ladder.Setup(
 floor = fastest_step(setup, train)
 print(f"a step with its batch at hand takes {1000 * floor:,.0f} ms: no loader can make it shorter")
 
+# %% [markdown]
+# ## How to read the diagnosis
+#
+# Each rung ends with four lines like these:
+#
+# ```
+# bound by the order of work (feeding and training take turns): the trainer waits 39% of the time, 252 ms of a step of
+#     653 ms, over the 10 steps looked at
+# a step has fetch 1.65 s (up to 49 at a time), decode 288 ms + join 6.03 ms (up to 2 at a time), train 401 ms, 0 of at
+#     most 8 rows ahead when it trains
+# twice as much or as fast would give: trainer x1.48, CPU x1.14, I/O x1.06, transport x1.00, memory x1.00 steps a second
+# next: prefetch: make rows while the trainer works; predicted: waits 7%, 1.52 times as fast
+# ```
+#
+# - **bound by**: what the trainer waits for: I/O (fetching), CPU (decoding and the like), transport (passing rows on),
+#   memory (too few rows may be ahead), the trainer itself, or the *order of work*: feeding and training take turns, so
+#   that no part of the feeding alone would help much. The first steps are slow for other reasons and are left out; so
+#   are the last ones where the rows were ready before. That is why it looks at fewer steps than were trained, and its
+#   share differs a little from the one of the whole rung, printed above it.
+# - **a step has**: the work in one step, measured in *spans*: begin and end of each fetch, decode and so on, from all
+#   processes on one clock. It is a sum over all who work: 1.65 s of fetching, up to 49 at a time, pass within 252 ms.
+#   Of the rows that may lie ready, none did when the step began to train.
+# - **twice as much or as fast**: what a store twice as fast, twice the processors and so on would give, each alone.
+#   `x1.14` is 1.14 times as many steps a second, `x1.00` is nothing.
+# - **next**: the lever to pull, and what it should give. The rung after shows whether that was true.
+
 # %%
 climbed = {}
 stacks = {}
+failures = []
+sessions = []
 
 
 def climb(name: str) -> None:
-    if config.rung not in ("all", name):
+    if config.rung not in ("all", name) or failures:
         return
-    with sampled() if name == "serial" else nullcontext(stacks) as seen:
-        figures = run_rung(name, setup, train, steps=config.steps, step_floor=floor)
+    try:
+        if name != "serial" and not sessions:
+            sessions.append(started.enter_context(closing(Session(num_cpus=config.num_workers or None))))
+        with sampled() if name == "serial" else nullcontext(stacks) as seen:
+            figures = run_rung(name, setup, train, steps=config.steps, step_floor=floor)
+    except Exception as error:
+        if not climbed:
+            raise
+        failures.append(error)  # what was climbed is shown before it is raised
+        print(f"{name}: failed, and so the ladder ends here; the reason comes last", file=sys.stderr)
+        return
     stacks.update(seen)
     print(f"{name}: waits {figures.wait_ratio:.1%}, {figures.samples_per_second:,.1f} samples/s")
     if climbed:
@@ -111,8 +157,8 @@ def climb(name: str) -> None:
 # %% [markdown]
 # ## Rung 1, serial
 #
-# `Rung("serial")`: when the trainer asks, it fetches one image after the other, and decodes one after the other. 40
-# ms for each of some 36 images are a second and a half, in which nothing is done at all.
+# `Rung("serial")`: when the trainer asks, it fetches one image after the other, and decodes one after the other. With
+# 40 ms for each, some 36 images take a second and a half, in which nothing is done at all.
 
 # %%
 climb("serial")
@@ -120,8 +166,9 @@ climb("serial")
 # %% [markdown]
 # ## Rung 2, concurrent
 #
-# `replace(serial, has_actors=True)`: all rows of a step at once. What runs beside what? On two processors, times as
-# fast as one after the other (`uv run benchmarks/interpreter_lock.py`, medians):
+# `replace(serial, has_actors=True)`: all rows of a step at once. What runs beside what? The table has how many times
+# faster two threads, two processes and so on do the same work than one does it alone, on two processors
+# (`uv run benchmarks/interpreter_lock.py`, medians):
 #
 # | work | 2 threads | 2 processes | 32 threads | event loop, 32 at once |
 # |---|---|---|---|---|
@@ -139,8 +186,6 @@ climb("serial")
 # waits until the step is there.
 
 # %%
-if config.rung != "serial":
-    started.enter_context(closing(Session(num_cpus=config.num_workers or None)))
 climb("concurrent")
 
 # %% [markdown]
@@ -158,10 +203,10 @@ climb("prefetch")
 # %% [markdown]
 # ## Rung 4, references
 #
-# `replace(prefetch, by_reference=True)`: a row stays in the object store, and the coordinator deals references, of
-# some bytes each. The rank reads the store's own memory (*zero-copy*: the array it sees is that memory, read-only)
-# and copies it once, into the batch. A reference costs about a millisecond, so one stands for a packed row, never for
-# a sample.
+# `replace(prefetch, by_reference=True)`: a row stays in Ray's shared memory, and the coordinator deals references, of
+# some bytes each. The rank reads that memory itself (*zero-copy*: the array it sees is that memory, read-only) and
+# copies it once, into the batch. Each reference is a message and a lookup, so one stands for a packed row, never for a
+# sample.
 
 # %%
 climb("references")
@@ -186,10 +231,9 @@ if len(places) == 1 and climbed.keys() & {"spread", "near"}:
 # %% [markdown]
 # ## The ladder
 #
-# How to read the diagnosis below each rung: `bound` says what the trainer waits for (fetching, processors, passing
-# rows on, memory, or nothing: then the trainer itself is the limit), the evidence is measured, from spans of all
-# processes on one clock, and the lever is the next thing to change, with what it should give. The next rung shows
-# whether that was true.
+# Some lines of the table need a word. *A perfect loader* is one whose batches are there already. *Puts* are rows that
+# were put into Ray's shared memory; a row of less than 100 kB travels with its answer instead. *Coordinator memory* is
+# the most that the coordinator's process had; *Ray's shared memory* the most that lay there, on all nodes.
 
 # %%
 console = Console()
@@ -208,7 +252,8 @@ report(
     last.tally,
     config,
     ", ".join(f"waits {rung.wait_ratio:.1%} on {rung.rung.name}" for rung in ends),
-    sizes.messages(),
+    sizes.messages(budget),
+    sizes.skipped | sizes.refused(budget),
     step_floor=floor,
     latency_ms=config.latency_ms if is_served else None,
     trainer=config.trainer,
@@ -221,21 +266,25 @@ started.close()
 # %% [markdown]
 # ## The figures
 #
-# The saw-tooth: how long each step waits and trains, rung by rung. Then what goes on in a few steps of each, where the
-# serial trainer spends its time, and a batch as its rank received it.
+# The saw-tooth: how long each step waits and trains, rung by rung. Then what goes on in three late steps of each, when
+# the window is full, where the serial trainer spends its time, and a batch as its rank received it.
 
 # %%
 steps = {name: list(zip(figures.waits, figures.trains, strict=True)) for name, figures in climbed.items()}
 show(saw_tooth(steps, title="wait and train time of each step"), "06_saw_tooth", config)
 for name, figures in climbed.items():
-    show(timeline(figures.spans, title=f"{name}: what goes on in three steps", first=1, steps=3), f"06_{name}", config)
+    first = figures.steps // 2  # behind the start, in which the window fills
+    title = f"{name}: what goes on in three steps"
+    show(timeline(figures.spans, title=title, first=first, steps=3), f"06_{name}", config)
 if stacks:
     show(flame(stacks, title="serial: where the trainer's time goes", start="_Run.over"), "06_flame", config)
 title = f"a batch as its rank received it, on {last.rung.name}"
 show(row_map(drawn_rows(last.first, encoder.image_id), length=budget.tokens, title=title), "06_row_map", config)
+if failures:
+    raise failures[0]
 
 # %% [markdown]
-# ## What to see
+# ## What to see, and what comes next
 #
 # Fetching side by side takes most of the wait away, working ahead the rest. References change nothing in the wait
 # here: they take the rows out of the coordinator, through which else all of them go, for all ranks. One process and
@@ -243,12 +292,16 @@ show(row_map(drawn_rows(last.first, encoder.image_id), length=budget.tokens, tit
 #
 # Where our numbers differ from the talk's: its trainer is a real GPU, and ours is asleep; its +50 % needs a cluster.
 # What is the same is the order of the rungs, and why.
+#
+# What this stage does not do: train your model. That comes next. `docs/own_data.md` has your own data in five minutes,
+# "In your training" in the README the loop around a real model, alone, over many GPUs and on Ray, and
+# `docs/troubleshooting.md` what to do when the GPU waits there.
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. Move the store: `--latency-ms 0`, then `--latency-ms 200`. Which rungs change, and which don't?
-# 2. Take a faster GPU: `--train-ms 100 --rung references`. What does the diagnosis say now?
+# 1. Move the store: `uv run 06_ray_pipeline.py --latency-ms 0`, then `200`. Which rungs change, and which don't?
+# 2. Take a faster GPU: `uv run 06_ray_pipeline.py --train-ms 100 --rung references`. What does the diagnosis say now?
 #
 # <details><summary>Answers</summary>
 #

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mmdp import spans
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LEAST_STEPS = 5  # fewer tell no pace
-_LOOK_SECONDS = 0.5  # between two looks at the object store, which its nodes report about once a second
+_LOOK_SECONDS = 0.5  # between two looks at Ray's shared memory, which its nodes report about once a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,9 @@ class RungFigures:
         trainer_cpu: processor seconds a step of the trainer's process, all of its threads.
         coordinator_cpu: processor seconds a step of the coordinator, where it is a process of this machine.
         coordinator_bytes: of rows, that went through whoever coordinates, a step.
-        puts: objects put into the object store, a step.
+        puts: objects put into Ray's shared memory, a step.
         coordinator_memory: bytes, at most; shared memory that it has looked at included.
-        store_bytes: in the object stores of all nodes, at most, as seen twice a second.
+        store_bytes: in Ray's shared memory of all nodes, at most, as seen twice a second.
         workers: node to the number of actors on it.
         tally: what was delivered.
         first: the first batch.
@@ -143,7 +144,7 @@ def run_rung(
 
 @dataclass(slots=True)
 class _Watch:
-    """Looks at the object store.
+    """Looks at Ray's shared memory.
 
     Attributes:
         most: bytes in it, at most.
@@ -281,7 +282,7 @@ def fastest_step(setup: Setup, train: Callable[[Batch], None], steps: int = 6) -
             train(batch.to(setup.device))
     finally:
         loader.close()
-    return sum(meter.trains) / len(meter.trains)
+    return median(meter.trains)  # a mean would take one step that the machine held up for the pace of all
 
 
 def ladder_table(climbed: Sequence[RungFigures]) -> Table:
@@ -304,7 +305,7 @@ def ladder_table(climbed: Sequence[RungFigures]) -> Table:
         "through coordinator": lambda one: mb(one.coordinator_bytes),
         "puts a batch": lambda one: f"{one.puts:.1f}" if one.rung.has_actors else "-",
         "coordinator memory": lambda one: mb(one.coordinator_memory),
-        "object store": lambda one: mb(one.store_bytes),
+        "Ray's shared memory": lambda one: mb(one.store_bytes),
     }
     table = Table(box=None, pad_edge=False)
     table.add_column("")

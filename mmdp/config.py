@@ -51,11 +51,11 @@ class Config:
         fetch_seconds: seconds for one file, all tries together.
         fetch_retries: tries after the first, where a store or the network fails; the waits between them grow.
         http_hosts: web hosts that data may be read from, `host` or `host:port`; by default none.
-        train: steps of training a tiny vision-language model; 0 for none.
+        train: a number: steps of training a tiny vision-language model; 0 for none.
         perfect: train on a few batches that are built once and replayed, to see the ceiling.
         rung: how batches come about: `serial`, `concurrent`, `prefetch`, `references`, `spread`, `near`, or `all`.
         steps: steps that each rung trains; 14 are one epoch of the demo set.
-        trainer: `simulated`, which is busy for `train_ms` and computes nothing, or `tiny`, a tiny real model.
+        trainer: a name: `simulated`, which is busy for `train_ms` and computes nothing, or `tiny`, a tiny real model.
         train_ms: milliseconds of a simulated step. The default has the serial rung wait for 80 to 90 % of the time.
         latency_ms: milliseconds from a request to its answer, in the median, of a local object store; 0 for none.
         trace: write the spans of every process to this JSON file, for https://ui.perfetto.dev.
@@ -76,7 +76,7 @@ class Config:
     max_pixels: int = 50_000_000
     max_row_bytes: int = 64 * 2**20
     strict: bool = False
-    executor: str = "threads"
+    executor: Literal["inline", "threads", "processes", "ray"] = "threads"
     num_workers: int = 0
     cache_dir: Path | None = None
     max_fetches: int = 64

@@ -89,8 +89,13 @@ class Diagnosis:
         return None if self.work.samples is None else self.work.samples / self.work.seconds
 
     @property
-    def _is_fed_badly(self) -> bool:
-        return self.bound == "trainer" and self.wait_ratio > _ENOUGH
+    def _bound_in_words(self) -> str:
+        """The bound; where a faster trainer is worth most, and it waits nevertheless, also why."""
+        if self.bound != "trainer" or self.wait_ratio <= _ENOUGH:
+            return self.bound
+        if self.pace.is_inline or not self.pace.is_ahead:
+            return "the order of work (feeding and training take turns)"
+        return "trainer (no part of the feeding is worth more alone)"
 
     @property
     def after(self) -> Prediction:
@@ -103,19 +108,15 @@ class Diagnosis:
 
     def __str__(self) -> str:
         work, after = self.work, self.after
-        alone = " (no part of the feeding is worth more alone)" if self._is_fed_badly else ""
         lines = [
-            f"bound by {self.bound}{alone}: the trainer waits {self.wait_ratio:.0%} of the time, {_time(work.wait)} of "
-            f"a step of {_time(work.seconds)} ({work.steps} steps{_rate(self.samples_per_second)})",
+            f"bound by {self._bound_in_words}: the trainer waits {self.wait_ratio:.0%} of the time, {_time(work.wait)} "
+            f"of a step of {_time(work.seconds)}, over the {work.steps} steps looked at",
             f"a step has {', '.join(_evidence(work))}",
             f"twice as much or as fast would give: {_by_gain(self.gains)}",
             f"next: {self.lever}",
         ]
         if after.gain >= _WORTH:
-            lines[-1] += (
-                f"; predicted: waits {after.wait_ratio:.0%}, {after.gain:.2f} times as fast"
-                f"{_rate(after.samples_per_second)}"
-            )
+            lines[-1] += f"; predicted: waits {after.wait_ratio:.0%}, {after.gain:.2f} times as fast"
         return "\n".join(lines)
 
 
@@ -238,7 +239,3 @@ def _time(seconds: float) -> str:
     ('1.23 s', '45.6 ms', '0 ms')
     """
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def _rate(samples_per_second: float | None) -> str:
-    return "" if samples_per_second is None else f", {samples_per_second:,.3g} samples/s"

@@ -67,6 +67,7 @@ def pack(
     >>> [len(pack(range(1, 25), None, Budget(tokens=100), strategy)) for strategy in STRATEGIES]
     [4, 3, 3, 3]
     """
+    _check(budget)
     if strategy not in STRATEGIES:
         raise ValueError(f"unknown strategy {strategy!r}: choose one of {', '.join(STRATEGIES)}")
     all_tokens, all_images = _as_sizes(tokens, images)
@@ -96,6 +97,7 @@ def refused(tokens: ArrayLike, images: ArrayLike | None, budget: Budget) -> dict
     >>> {index: str(reason) for index, reason in refused([10, 11], [2, 0], Budget(tokens=10, images=1)).items()}
     {0: 'too_many_images', 1: 'too_long'}
     """
+    _check(budget)
     tokens, images = _as_sizes(tokens, images)
     found = {}
     for index in np.flatnonzero(~_fit_alone(tokens, images, budget)).tolist():
@@ -118,6 +120,7 @@ def lower_bound(tokens: ArrayLike, images: ArrayLike | None, budget: Budget) -> 
     >>> lower_bound([30, 30, 30], [1, 9, 8], Budget(tokens=100, images=9))
     2
     """
+    _check(budget)
     tokens, images = _as_sizes(tokens, images)
     kept = _fit_alone(tokens, images, budget)
     by_tokens = -(-int(tokens[kept].sum()) // budget.tokens)
@@ -213,6 +216,11 @@ def _longest_first(tokens: np.ndarray) -> list[int]:
     """Indices by falling length; equal lengths in the order given."""
     order: list[int] = np.argsort(-tokens, kind="stable").tolist()
     return order
+
+
+def _check(budget: Budget) -> None:
+    if not isinstance(budget, Budget):
+        raise ValueError(f"the budget is {budget!r}: give a Budget, such as mmdp.Budget(tokens=100)")
 
 
 def _as_sizes(tokens: ArrayLike, images: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ Leaves out: running one and measuring it (`climb`), the object store (`local_sto
 | serial | when the trainer asks, by itself: fetched one by one, decoded one by one | they are there |
 | concurrent | when the trainer asks, all of a step at once: fetched on event loops, decoded in Ray actors | by value |
 | prefetch | while the trainer works, as far ahead as rows and bytes allow | by value, through a coordinator |
-| references | the same | by reference: the coordinator deals references, the rank reads the store |
+| references | the same | by reference: the coordinator deals references, the rank reads Ray's shared memory |
 | spread | the same, by actors that are spread over the nodes | by reference |
 | near | the same, by actors on the nodes of the ranks that read | by reference |
 
@@ -55,7 +55,7 @@ class Rung:
         name: of the rung.
         has_actors: rows are made in Ray actors, side by side; else by the trainer, one by one.
         is_ahead: they are made while the trainer works.
-        by_reference: they stay in Ray's object store until their rank copies them.
+        by_reference: they stay in Ray's shared memory until their rank copies them.
         placement: of the actors, as in `ray_actor`.
     """
 
@@ -116,7 +116,7 @@ class Passed:
 
     Attributes:
         bytes: of their arrays.
-        objects: that were put into the object store for it.
+        objects: that were put into Ray's shared memory for it.
     """
 
     bytes: int = 0

@@ -147,13 +147,15 @@ def test_steps_count_from_the_end_too():
 
 def test_a_narrow_frame_is_named_beside_itself():
     """Law: where the name finds no room in the frame, it stands in the free room at its side."""
-    stacks = {("run.main", "m.wide"): 97.0, ("run.main", "m.narrow", "m.narrower"): 3.0}
-    (axes,) = plots.flame(stacks, title="where").axes
-    boxes = {box.get_gid(): box for box in axes.patches if isinstance(box, Rectangle)}
-    (name,) = [text for text in axes.texts if text.get_text() == "narrower"]
-    assert "right" == name.get_ha()
-    assert name.get_position()[0] <= boxes["m.narrower"].get_x()
-    assert not [text for text in axes.texts if text.get_text() == "narrow"]  # a wide one stands in its way
+    for side, caller in (("left", "m.at_the_left"), ("right", "m.z_at_the_right")):
+        stacks = {("run.main", "m.wide"): 97.0, ("run.main", caller, "m.narrow"): 3.0}
+        (axes,) = plots.flame(stacks, title="where").axes
+        (box,) = [box for box in axes.patches if isinstance(box, Rectangle) and box.get_gid() == "m.narrow"]
+        (name,) = [text for text in axes.texts if text.get_text() == "narrow"]
+        assert side == name.get_ha()
+        left, right, at = box.get_x(), box.get_x() + box.get_width(), name.get_position()[0]
+        assert at >= right if side == "left" else at <= left
+        assert caller.removeprefix("m.") not in {text.get_text() for text in axes.texts}  # a wide one is in its way
 
 
 def test_the_flame_is_as_wide_as_the_time():

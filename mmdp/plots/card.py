@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def sample_card(
-    sample: Sample, images: Sequence[np.ndarray], *, tokens: int | None = None, max_lines: int = 44
+    sample: Sample,
+    images: Sequence[np.ndarray],
+    *,
+    tokens: int | None = None,
+    max_lines: int = 44,
+    sizes: Sequence[tuple[int, int]] = (),
 ) -> Figure:
     """One sample as a person sees it: its images, and its turns beside them.
 
@@ -28,15 +33,17 @@ def sample_card(
         images: N arrays (3, H, W) uint8; six at most are drawn.
         tokens: its length, for the title.
         max_lines: lines of text; turns that find no room are counted.
+        sizes: width and height of the N images before they were resized; none where it is not known.
     """
-    images = list(images)
+    images, sizes = list(images), list(sizes)
     text_left = 3.9 if images else 0.35  # inches
     size, step = 9.5, 0.19  # points, and inches from line to line
     lines = _card_lines(sample, WIDTH - text_left - 0.3, size, max_lines)
     columns = 1 if len(images) <= 1 else 2
     grid = [images[k : k + columns] for k in range(0, min(len(images), 6), columns)]
     cell = 3.4 / columns
-    tall = [max(min(image.shape[1] / image.shape[2], 1.4) * cell for image in row) + 0.28 for row in grid]
+    below = 0.38 if columns == 2 and sizes else 0.28  # inches for the words, two lines where one is too short
+    tall = [max(min(image.shape[1] / image.shape[2], 1.4) * cell for image in row) + below for row in grid]
     head = 0.78
     height = head + max(step * len(lines), sum(tall)) + 0.35
     figure = Figure(figsize=(WIDTH, height), dpi=DOTS)
@@ -62,22 +69,25 @@ def sample_card(
         for column, image in enumerate(row):
             number += 1
             _, rows, across = image.shape
-            wide = min(cell - 0.1, (row_height - 0.28) * across / rows)
+            wide = min(cell - 0.1, (row_height - below) * across / rows)
             down = wide * rows / across
             x, y = at(0.3 + column * cell, top + down)
             axes = figure.add_axes((x, y, wide / WIDTH, down / height), xticks=[], yticks=[], gid="image")
             axes.imshow(np.asarray(image).transpose(1, 2, 0), aspect="auto")
             for spine in axes.spines.values():
                 spine.set_edgecolor("#bbbbbb")
-            note = f"image {number}: {across} x {rows} pixels"
+            before = sizes[number - 1] if number <= len(sizes) else (across, rows)
+            between = "\n" if columns == 2 else " "
+            resized = f"{before[0]} x {before[1]},{between}resized to " if before != (across, rows) else ""
+            note = f"image {number}: {resized}{across} x {rows} pixels"
             if number == 6 and len(images) > 6:
                 note += f"; {len(images) - 6} more"
             figure.text(
-                *at(0.3 + column * cell, top + down + 0.11),
+                *at(0.3 + column * cell, top + down + 0.05),
                 note,
                 fontsize=8 if columns == 1 else 7,
                 color=FAINT,
-                va="center",
+                va="top",
                 font=FONT,
             )
         top += row_height

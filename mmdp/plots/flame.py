@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,6 +23,7 @@ from mmdp.plots.timeline import LANE_COLOURS
 
 PARTS: Mapping[str, str] = {
     "mmdp.store.": "fetch",
+    "mmdp.image_sizes.": "decode",
     "mmdp.images.": "decode",
     "mmdp.resampling.": "decode",
     "mmdp.chat.": "encode",
@@ -77,7 +79,11 @@ def flame(
     figure = Figure(figsize=(WIDTH, 1.5 + 0.24 * (deepest + 1)), dpi=DOTS, layout=layout())
     axes = figure.subplots()
     for name, left, wide, depth, lane in boxes:
-        _box(axes, name, left, wide, depth, LANE_COLOURS.get(lane, _OTHER))
+        colour, ends = LANE_COLOURS.get(lane, _OTHER), left + wide
+        beside = [(start, start + width) for _, start, width, level, _ in boxes if level == depth]
+        before = max((end for start, end in beside if start < left), default=0.0)
+        after = min((start for start, _ in beside if start > left), default=1.0)
+        _box(axes, name, (left, ends), depth, colour, (before, after))
     axes.set_xlim(0, 1)
     axes.set_ylim(deepest + 1, 0)
     dress(axes, title, "share of the time; callers above what they call", "")
@@ -115,16 +121,31 @@ def _boxes(
         left += wide
 
 
-def _box(axes: Axes, name: str, left: float, wide: float, depth: int, colour: str) -> None:
-    axes.add_patch(Rectangle((left, depth), wide, 0.94, facecolor=colour, edgecolor="white", linewidth=0.6, gid=name))
-    room = wide * (WIDTH - 0.5) - 0.08
+def _box(
+    axes: Axes, name: str, ends: tuple[float, float], depth: int, colour: str, neighbours: tuple[float, float]
+) -> None:
+    """A frame from one end to the other, and its name: in it, else beside it where nothing stands."""
+    left, right = ends
+    frame = Rectangle((left, depth), right - left, 0.94, facecolor=colour, edgecolor="white", linewidth=0.6, gid=name)
+    axes.add_patch(frame)
+
+    def room(start: float, end: float) -> float:
+        return (end - start) * (WIDTH - 0.5) - 0.08
+
+    def write(words: str, at: float, ink: str, ha: Literal["left", "right"]) -> None:
+        text = axes.text(at, depth + 0.48, words, va="center", ha=ha, fontsize=7.5, color=ink)
+        text.set(clip_on=True, parse_math=False)
+
     short = name.removeprefix("mmdp.")
-    ink = "white" if colour in _DARK else INK
-    words = short if inches(short, 7.5) <= room else cut(short.rsplit(".", 1)[-1], room, 7.5)
-    if words and words != "...":
-        axes.text(
-            left + 0.004, depth + 0.48, words, va="center", fontsize=7.5, color=ink, clip_on=True, parse_math=False
-        )
+    last = short.rsplit(".", 1)[-1]
+    inside = short if inches(short, 7.5) <= room(left, right) else cut(last, room(left, right), 7.5)
+    before, after = neighbours
+    if inside in (short, last) or len(inside) > len("...") + 2:
+        write(inside, left + 0.004, "white" if colour in _DARK else INK, "left")
+    elif inches(last, 7.5) <= room(right, after):
+        write(last, right + 0.004, INK, "left")
+    elif inches(last, 7.5) <= room(before, left):
+        write(last, left - 0.004, INK, "right")
 
 
 def _shares(root: _Frame, parts: Mapping[str, str]) -> dict[str, float]:

@@ -18,7 +18,9 @@ from matplotlib.ticker import PercentFormatter
 from mmdp.plots.rows import DrawnRow, DrawnSegment
 from mmdp.plots.style import INK, SAMPLE_COLOURS, WIDTH, dress, layout, legend
 
-_DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
+_DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", ":", "-.")
+_SEEN, _NEARLY = 0.5, 0.95
+"""Where so many rows of each packer are fuller than this, the picture begins here: what differs lies above."""
 
 
 def planned_rows(
@@ -37,6 +39,8 @@ def planned_rows(
 def fill_curves(fills: Mapping[str, Sequence[float] | np.ndarray], *, title: str, bound: int | None = None) -> Figure:
     """How full the rows are, fullest first, one line for each packer; the area above a line is padding.
 
+    The last packer is the one it is about: its line is thick and lies below the thin ones, so that they show on it.
+
     Args:
         fills: for each packer the share of each row's tokens that is real, 0 to 1.
         title: what was packed.
@@ -48,19 +52,29 @@ def fill_curves(fills: Mapping[str, Sequence[float] | np.ndarray], *, title: str
     keys = []
     for number, (name, fill) in enumerate(fills.items()):
         colour = SAMPLE_COLOURS[number % len(SAMPLE_COLOURS)]
-        style = _DASHES[number % len(_DASHES)]
+        is_last = number == len(fills) - 1
+        style, wide = _DASHES[0 if is_last else number % len(_DASHES)], 5.0 if is_last else 2.0
         ordered = np.sort(np.asarray(fill, dtype=float))[::-1]
         axes.step(
-            np.arange(len(ordered) + 1), [*ordered, 0.0], where="post", color=colour, linestyle=style, linewidth=2
+            np.arange(len(ordered) + 1),
+            [*ordered, 0.0],
+            where="post",
+            color=colour,
+            linestyle=style,
+            linewidth=wide,
+            zorder=2.0 if is_last else 2.1,
         )
-        keys.append(Line2D([], [], color=colour, linestyle=style, linewidth=2, label=f"{name}: {len(ordered):,} rows"))
+        label = f"{name}: {len(ordered):,} rows"
+        keys.append(Line2D([], [], color=colour, linestyle=style, linewidth=wide, label=label))
     if bound is not None:
-        axes.axvline(bound, color=INK, linewidth=1.5)
+        axes.axvline(bound, color=INK, linewidth=1.5, zorder=2.2)
         keys.append(Line2D([], [], color=INK, linewidth=1.5, label=f"lower bound: {bound:,} rows"))
     axes.set_xlim(0, most * 1.02)
-    axes.set_ylim(0, 1.02)
-    dress(axes, title, "rows, fullest first", "share of the row that is real tokens")
+    low = min((float(np.quantile(fill, 1 - _NEARLY)) for fill in fills.values() if len(fill)), default=0.0)
+    bottom = _SEEN if low > _SEEN else 0.0
+    axes.set_ylim(bottom, 1.02)
+    dress(axes, title, "rows, fullest first", "real tokens, share of the row")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.set_yticks([tick for tick in (0, 0.25, 0.5, 0.75, 1) if tick >= bottom])
     legend(figure, keys)
     return figure

@@ -85,11 +85,11 @@ def histograms(
     *,
     title: str = "",
 ) -> Figure:
-    """Three panels: tokens a sample, turns a sample, and the sizes of the images.
+    """Three panels: tokens a sample, answers a sample, and the sizes of the images.
 
     Args:
         tokens: (N,) tokens of each sample.
-        turns: question and answer pairs of each sample, (N,).
+        turns: answers of each sample, (N,): pairs of a question and an answer.
         image_sizes: width and height of each image, in pixels.
         title: what is shown; none where empty.
     """
@@ -99,16 +99,16 @@ def histograms(
     left, middle, right = figure.subplots(1, 3)
     lengths, pairs = np.asarray(tokens, dtype=np.int64), np.asarray(turns, dtype=np.int64)
     sizes = np.asarray(image_sizes, dtype=np.int64).reshape(-1, 2)
-    about_tokens, about_turns, about_images = "no tokens", "no turns", "no images"
+    about_tokens, about_turns, about_images = "no tokens", "no answers", "no images"
     if len(lengths):
         left.hist(lengths, bins=min(40, len(np.unique(lengths))), color=SAMPLE_COLOURS[0])
         left.axvline(float(np.median(lengths)), color=INK, linewidth=1.4, linestyle=":")
-        about_tokens = f"median {np.median(lengths):,.0f}, longest {lengths.max():,}"
+        about_tokens = f"tokens: median {np.median(lengths):,.0f}, longest {lengths.max():,}"
     if len(pairs):
         counts = np.bincount(pairs)
         middle.bar(np.arange(len(counts)), counts, width=0.85, color=SAMPLE_COLOURS[2])
         middle.set_xlim(pairs.min() - 0.6, pairs.max() + 0.6)
-        about_turns = f"mean {pairs.mean():.2f}, most {pairs.max()}"
+        about_turns = f"answers: mean {pairs.mean():.2f}, most {pairs.max()}"
     if len(sizes):
         shown = sizes[:: -(-len(sizes) // 4000)]  # 4000 dots show the cloud; a million would take minutes
         faint = float(np.clip(60 / len(shown) ** 0.75, 0.08, 0.7))
@@ -118,7 +118,7 @@ def histograms(
         middle_size = np.median(sizes, axis=0)
         about_images = f"{counted(len(sizes), 'image')}, median {middle_size[0]:,.0f} x {middle_size[1]:,.0f}"
     dress(left, about_tokens, "tokens a sample", "samples", ticks=5)
-    dress(middle, about_turns, "turns a sample", "samples", ticks=5)
+    dress(middle, about_turns, "answers a sample", "samples", ticks=5)
     dress(right, about_images, "width, pixels", "height, pixels", ticks=5)
     for axes in (left, middle, right):
         axes.title.set_fontsize(10)

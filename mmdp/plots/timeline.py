@@ -87,16 +87,19 @@ def saw_tooth(steps: Mapping[str, Sequence[tuple[float, float]]], *, title: str)
 def timeline(spans: Spans, *, title: str, first: int = 1, steps: int = 4) -> Figure:
     """What goes on in each lane over a few steps: as many bars one above the other as there are at a time.
 
+    A lane of work that nothing is done in meanwhile is left out.
+
     Args:
         spans: of one rank and its workers, `train` among them.
         title: what was run.
-        first: step to begin with, from 0.
+        first: step to begin with, from 0; below 0 from the end, as in `steps[-3:]`.
         steps: how many.
 
     Raises:
         ValueError: there are no such steps.
     """
     train = spans.named("train")
+    first = len(train) + first if first < 0 else first
     if not 0 <= first < first + steps <= len(train):
         raise ValueError(f"steps {first} to {first + steps - 1} of {len(train)}: choose steps that were recorded")
     begin = int(train.end[first - 1]) if first else int(min(spans.start.min(), train.start[0]))
@@ -105,9 +108,10 @@ def timeline(spans: Spans, *, title: str, first: int = 1, steps: int = 4) -> Fig
     unit, name = (1e6, "milliseconds") if end - begin < 10e9 else (1e9, "seconds")
     figure = Figure(figsize=(WIDTH, 4.4), dpi=DOTS, layout=layout())
     axes = figure.subplots()
-    for place, lane in enumerate(LANES):
+    lanes = [lane for lane in LANES if lane in ("wait", "train") or len(shown.named(lane))]
+    for place, lane in enumerate(lanes):
         found = shown.named(lane)
-        most = _draw(axes, found, begin, end, unit, place)
+        most = _draw(axes, found, begin, end, unit, place, lane)
         words = f"{most} at a time" if most > 1 else ""
         if lane in ("wait", "train"):
             busy = np.minimum(found.end, end) - np.maximum(found.start, begin)
@@ -119,15 +123,15 @@ def timeline(spans: Spans, *, title: str, first: int = 1, steps: int = 4) -> Fig
         axes.axvline(right, color=INK, linewidth=1.0, linestyle=":")
         axes.text((left + right) / 2, -0.62, f"step {step}", ha="center", va="bottom", fontsize=9, color=INK)
     axes.set_xlim(0, (end - begin) / unit)
-    axes.set_ylim(len(LANES) - 0.45, -0.95)
+    axes.set_ylim(len(lanes) - 0.45, -0.95)
     dress(axes, title, f"{name} from the end of step {first - 1}" if first else name, "")
     _fine(axes.xaxis)
-    axes.set_yticks(range(len(LANES)), LANES)
+    axes.set_yticks(range(len(lanes)), lanes)
     axes.tick_params(axis="y", length=0)
     return figure
 
 
-def _draw(axes: Axes, spans: Spans, begin: int, end: int, unit: float, place: int) -> int:
+def _draw(axes: Axes, spans: Spans, begin: int, end: int, unit: float, place: int, lane: str) -> int:
     """Draws spans in a lane, and gives how many there are at most at a time."""
     tracks: list[int] = []  # when each is free again
     rows = []
@@ -144,12 +148,10 @@ def _draw(axes: Axes, spans: Spans, begin: int, end: int, unit: float, place: in
     right = (np.clip(spans.end, begin, end) - begin) / unit
     low = place - 0.4 + high * np.array(rows)
     boxes = np.stack([left, low, right, low, right, low + high, left, low + high], axis=1).reshape(-1, 4, 2)
-    colour = LANE_COLOURS[LANES[place]]
+    colour = LANE_COLOURS[lane]
     is_wide = (right - left) * unit > _EDGED * (end - begin)
     edges = ["white" if wide and len(tracks) <= 8 else colour for wide in is_wide]
-    axes.add_collection(
-        PolyCollection(list(boxes), facecolors=colour, edgecolors=edges, linewidths=0.5, gid=LANES[place])
-    )
+    axes.add_collection(PolyCollection(list(boxes), facecolors=colour, edgecolors=edges, linewidths=0.5, gid=lane))
     return len(tracks)
 
 
