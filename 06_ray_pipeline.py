@@ -266,14 +266,15 @@ started.close()
 # %% [markdown]
 # ## The figures
 #
-# The saw-tooth: how long each step waits and trains, rung by rung. Then what goes on in three late steps of each, when
-# the window is full, where the serial trainer spends its time, and a batch as its rank received it.
+# The saw-tooth: how long each step waits and trains, rung by rung. Then what goes on in three steps from the
+# middle of each, where the serial trainer spends its time, and a batch as its rank received it. Work comes in bursts
+# there: the window is full, and only when the trainer takes a batch do the next rows begin.
 
 # %%
 steps = {name: list(zip(figures.waits, figures.trains, strict=True)) for name, figures in climbed.items()}
 show(saw_tooth(steps, title="wait and train time of each step"), "06_saw_tooth", config)
 for name, figures in climbed.items():
-    first = figures.steps // 2  # behind the start, in which the window fills
+    first = max(1, figures.steps // 2 - 2)  # behind the start, in which the window fills, and before the end
     title = f"{name}: what goes on in three steps"
     show(timeline(figures.spans, title=title, first=first, steps=3), f"06_{name}", config)
 if stacks:

@@ -127,10 +127,10 @@ class Sizes:
         texts = {index: text for index, text in self.cache.messages().items() if index in self.skipped}
         if budget is None:
             return texts
-        limit = f"{budget.tokens:,} tokens" + ("" if budget.images is None else f" and {budget.images} images")
+        limit = f"{budget.tokens:,} tokens" + ("" if budget.images is None else f", images: {budget.images}")
         for index in self.refused(budget):
-            has = f"{self.tokens[index]:,} tokens and {self.images[index]} images"
-            texts[index] = f"sample {index}, counted from 0, has {has}, and a row holds {limit}"
+            has = f"{self.tokens[index]:,} tokens, images: {self.images[index]}"
+            texts[index] = f"sample {index}, counted from 0, has {has}; a row holds {limit}"
         return texts
 
     def kept(self, budget: Budget | None = None) -> np.ndarray:
@@ -164,7 +164,7 @@ class Sizes:
 
         Images follow tokens: a row of L tokens holds about L / (mean tokens) samples, and so that many times the mean
         number of images. More are needed than that mean, since rows differ: so some thousand samples are packed, with
-        more images each time, until they need at most 2 % more rows than with any number.
+        more images each time, until they need at most 2 % more rows than with any number, or one row.
 
         Args:
             tokens: keep this number of tokens, and suggest the images for it.
@@ -183,13 +183,16 @@ class Sizes:
             raise ValueError(f"no sample fits {tokens} tokens: the shortest has {self.tokens[kept].min()}")
         tried = fitting[:: -(-len(fitting) // _TRIED)]
         lengths, images = self.tokens[tried], self.images[tried]
-        least = len(pack(lengths, None, Budget(tokens=tokens)))
-        most = int(np.quantile(images, KEEP_SHARE, method="higher"))
-        suggested = max(most, round(tokens * float(images.mean()) / float(lengths.mean())))
-        possible = images <= suggested
-        while len(pack(lengths[possible], images[possible], Budget(tokens, suggested))) > _MORE_ROWS * least:
-            suggested += 1 + suggested // 8
+        free = pack(lengths, None, Budget(tokens=tokens))
+        enough = max(len(free) + 1, _MORE_ROWS * len(free))  # of few rows, one more says nothing
+        most = max(int(images[row].sum()) for row in free)  # with so many, these very rows could be packed
+        suggested = int(np.quantile(images, KEEP_SHARE, method="higher"))
+        suggested = max(suggested, round(tokens * float(images.mean()) / float(lengths.mean())))
+        while suggested < most:
             possible = images <= suggested
+            if len(pack(lengths[possible], images[possible], Budget(tokens, suggested))) <= enough:
+                break
+            suggested = min(most, suggested + 1 + suggested // 8)
         return Budget(tokens, suggested)
 
 
