@@ -115,7 +115,7 @@ figures = {
     "images": int(sizes.images[kept].sum()),
     "padded_tokens": len(packed["knapsack"]) * budget.tokens - int(tokens.sum()),
     "filler_rows": None,
-    "padding_share": share,
+    "padding_share": padding_share(len(packed["knapsack"]) * budget.tokens - int(tokens.sum()), int(tokens.sum())),
     "skipped": sizes.counts(budget),
     "seconds": None,
     "samples_per_second": None,

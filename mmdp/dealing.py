@@ -51,9 +51,10 @@ def deal(rows: Sequence[np.ndarray], sizes: Measured, *, world_size: int, batch_
 
 
 def row_costs(rows: Sequence[Sequence[int] | np.ndarray], sizes: Measured) -> np.ndarray:
-    """(R,) int64, the cost of each row among these: squares of lengths, and vision patches or tiles, in equal parts.
+    """(R,) integers, the cost of each row among these: squares of lengths, and vision patches or tiles, in equal parts.
 
-    Each part counts as a share of its sum over the rows, brought to one denominator.
+    Each part counts as a share of its sum over the rows, brought to one denominator. The costs are int64 where these
+    hold them, else integers of Python: some thousand rows of 100,000 tokens come so far.
     """
     ends = np.cumsum([len(row) for row in rows])
     if not len(ends) or not ends[-1]:
@@ -61,7 +62,10 @@ def row_costs(rows: Sequence[Sequence[int] | np.ndarray], sizes: Measured) -> np
     flat = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
     squares = _sums(sizes.tokens[flat].astype(np.int64) ** 2, ends)
     vision = _sums(sizes.vision[flat].astype(np.int64), ends)
-    costs: np.ndarray = squares * int(max(1, vision.sum())) + vision * int(max(1, squares.sum()))
+    all_squares, all_vision = max(1, int(squares.sum())), max(1, int(vision.sum()))
+    if int(squares.max()) * all_vision + int(vision.max()) * all_squares > np.iinfo(np.int64).max:
+        squares, vision = squares.astype(object), vision.astype(object)
+    costs: np.ndarray = squares * all_vision + vision * all_squares
     return costs
 
 

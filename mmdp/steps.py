@@ -107,7 +107,7 @@ class Steps:
         if state["plan"] != self.plan.fingerprint:
             raise ValueError(
                 f"the state is of plan {state['plan']}, this one is {self.plan.fingerprint}: data, tokenizer, vision "
-                "family, budget and seed must be those of the run that saved it"
+                "family, budget, seed, window, buffer and the packer of mmdp must be those of the run that saved it"
             )
         return epoch, cursor
 

@@ -22,7 +22,8 @@ Every family is hashable and picklable, its `repr` holds each option, and it has
   each as one token.
 - `before`, `after`: plain text that its processor puts around `text`. It can melt into one token with the prompt
   beside it, so `layout.tokens` does NOT count it: only who tokenises the whole prompt can.
-- `draft`: a JPEG may be decoded at a fraction of its size, for there is no released processor to be equal to.
+- `draft`: a JPEG may be decoded at a fraction of its size, for there is no released processor to be equal to; and the
+  layout is the same for images of all sizes, so that a changed image is not looked for.
 
 Equal to the processors of transformers 5.24: tests/test_vision.py runs them. Where they compute in floats so do we, in
 the same order of operations, since the last bit decides where a side lands on a border.

@@ -286,7 +286,10 @@ def test_a_state_loads_only_where_it_belongs(parts, tmp_path, name):
     """Law 12: not after the first loop has begun, not into another plan, and nothing that is no state."""
     other = parts.plan.__class__(**{**_fields(parts.plan), "seed": 1})
     batch = next(iter(ROADS[name].batches(parts, BATCH_SIZE)))
-    with pytest.raises(ValueError, match="data, tokenizer, vision family, budget and seed must be those"):
+    with pytest.raises(
+        ValueError,
+        match="seed, window, buffer and the packer of mmdp must be those",
+    ):
         ROADS[name].batches(parts._replace(plan=other), BATCH_SIZE, batch.state)
     for state in (
         {},
