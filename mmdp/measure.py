@@ -51,7 +51,7 @@ def main(args: Sequence[str] | None = None) -> None:
             "images": int(sizes.images[kept].sum()),
         }
         figures |= {"skipped": sizes.counts(budget), "suggested": [better.tokens, better.images]}
-        config.report.write_text(json.dumps({**figures, "messages": sizes.messages()}, indent=1) + "\n")
+        config.report.write_text(json.dumps({**figures, "messages": sizes.messages(budget)}, indent=1) + "\n")
 
 
 class _Command(ModuleType):

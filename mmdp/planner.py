@@ -48,7 +48,7 @@ BLOCK = 8
 """Rows that stay neighbours when a window is shuffled."""
 
 _KEPT_STEPS = 32
-"""Dealt steps that an epoch keeps: ranks that are served from one process are so many steps apart, at most."""
+"""Dealt steps that an epoch keeps. Ranks that are further apart than that cost another dealing, and nothing else."""
 
 _CHUNK = 256
 """Samples whose sizes are asked for at a time: what a cold start waits for, together with one buffer."""
