@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_check
 
 from mmdp.batching import with_patience
 from mmdp.records import Budget, Encoded, Sample, Size
-from mmdp.refusals import DataError, Reason, shorten
+from mmdp.refusals import DataError, Reason
+from mmdp.sample_checks import check_sample
 
 if TYPE_CHECKING:
     from mmdp.encode import Encoder
@@ -303,10 +304,7 @@ class Arrivals:
     def _encode(self, number: int, item: Item) -> Arrived:
         if isinstance(item, DataError):
             raise item
-        if not isinstance(item, Sample):
-            raise ValueError(
-                f"{self._name} gave {shorten(item)}, wanted a Sample: make one of a row with mmdp.rows.parse_row"
-            )
+        check_sample(item, self._name)
         encoded = with_patience(lambda _: self._encoder.encode(item), number, name=self._name)
         return Arrived(number, item, encoded, encoded.size)
 

@@ -24,6 +24,7 @@ from mmdp.image_sizes import check_pixels, image_size, read_size
 from mmdp.images import decode
 from mmdp.records import Encoded, ImageLayout, Sample
 from mmdp.refusals import DataError, Reason, shorten
+from mmdp.sample_checks import check_sample
 from mmdp.spans import span
 from mmdp.store import read, reader
 from mmdp.tokenizer import load_tokenizer
@@ -130,8 +131,10 @@ class Encoder:
             image_sizes: what `image_sizes` says of it, where that was asked before.
 
         Raises:
-            DataError: with the sample's place, where its text or an image can't be used.
+            DataError: with the sample's place, where its turns, its text or an image can't be used.
+            ValueError: it is no `Sample`.
         """
+        check_sample(sample)
         layouts = tuple(self._layouts(sample, self.image_sizes(sample) if image_sizes is None else image_sizes))
         marks = [self.family.before + self.family.text(layout) + self.family.after for layout in layouts]
         try:
@@ -175,8 +178,11 @@ class Encoder:
         """(width, height) of each image of a sample, upright, from its header.
 
         Raises:
-            DataError: with the image's place, where it can't be read, is no image, or is over `max_pixels`.
+            DataError: with the image's place, where it can't be read, is no image, or is over `max_pixels`; with the
+                sample's, where its turns can't be used.
+            ValueError: it is no `Sample`.
         """
+        check_sample(sample)
         sizes = []
         for number, ref in enumerate(sample.images):
             try:

@@ -19,6 +19,7 @@ import numpy as np
 from mmdp.knapsack import pack
 from mmdp.records import Budget, Encoded
 from mmdp.refusals import Reason
+from mmdp.sample_checks import check_source
 from mmdp.token_cache import TokenCache
 
 if TYPE_CHECKING:
@@ -224,5 +225,10 @@ def read_sizes(
 
 
 def fingerprint_of(source: Source, encoder: Encoder) -> str:
-    """Hex digest of what decides every size: the content of the source, and the encoder."""
+    """Hex digest of what decides every size: the content of the source, and the encoder.
+
+    Raises:
+        ValueError: this is no source.
+    """
+    check_source(source)
     return blake2b(f"{source.fingerprint} {encoder.fingerprint}".encode(), digest_size=16).hexdigest()

@@ -47,7 +47,8 @@ def tiny_vlm(
         attention: what the language model runs.
 
     Raises:
-        ValueError: a width or number of layers that can't be, or image tokens that make no square grid.
+        ValueError: a width or number of layers that can't be, image tokens that make no square grid, or a family that
+            has no model here.
 
     Source: the model classes of transformers, and the shapes of their released checkpoints where they matter: M-RoPE,
     the window of Gemma 3.
@@ -102,6 +103,11 @@ def _family(
     if isinstance(family, Square) and family.start:
         return "gemma3", _gemma3(family, hidden, layers, text, vision)
     is_tiled = isinstance(family, Idefics3)
+    if not is_tiled and not isinstance(family, Square):
+        raise ValueError(
+            f"there is no tiny model for the vision family {getattr(family, 'name', family)}: enter one in `_family` "
+            "of mmdp/tiny_model.py, or give the encoder another family"
+        )
     side, tokens = (family.tile, family.image_seq_len) if is_tiled else (family.side, family.tokens)
     rest = {
         "text_config": text | {"model_type": "llama"},

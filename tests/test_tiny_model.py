@@ -101,3 +101,16 @@ def test_what_can_not_be_is_refused(spec, options, message):
     """With the value, the limit and what to choose."""
     with pytest.raises(ValueError, match=message):
         tiny_vlm(marked_encoder(spec), **options)
+
+
+def test_a_family_of_ones_own_has_no_tiny_model():
+    """It says so, and where one is entered; the encoder itself takes any family."""
+
+    class Mine:
+        name = "mine"
+        start = ""
+
+    encode = marked_encoder("fixed:64")
+    encode.family = Mine()
+    with pytest.raises(ValueError, match=r"no tiny model for the vision family mine: enter one in `_family`"):
+        tiny_vlm(encode)
