@@ -138,7 +138,7 @@ class Dealer:
         """A row whose block was lost, with the node it lay on, built anew."""
         window = self._window(rank, loop)
         held = window.held(step)
-        new = Row(held.places[row].samples)
+        new = Row(held.places[row].samples, held.rows[row].num_bytes)
         held.rows[row] = new
         await self._build(new, window, self._nodes.get(rank, ""))
         return await self._dealt(new)

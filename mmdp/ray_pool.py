@@ -57,6 +57,7 @@ class WorkerPool:
         self.staff = Staff(num_cpus=num_cpus, max_concurrency=max_concurrency, placement=placement, changed=self._deal)
         self._max_concurrency = max_concurrency
         self._queue: deque[Job] = deque()
+        self._suspects: deque[Job] = deque()
         self._numbers = count()
 
     def begin(self, pickled: bytes) -> Run:
@@ -82,7 +83,8 @@ class WorkerPool:
         outcome: asyncio.Future[Built] = asyncio.get_running_loop().create_future()
         outcome.add_done_callback(_look)
         try:
-            self._queue.append(Job(run, item, pack(item), node, timeout, outcome, is_suspect))
+            job = Job(run, item, pack(item), node, timeout, outcome, is_suspect)
+            (self._suspects if is_suspect else self._queue).append(job)
         except Exception as error:
             outcome.set_exception(error)
         self._deal()
@@ -96,6 +98,7 @@ class WorkerPool:
         for job in self._jobs():
             if job.run is run:
                 job.outcome.cancel()
+        self._queue = deque(job for job in self._queue if job.run is not run)
         late = [worker for worker in self.staff.workers() if _has(worker, run)]
         for worker in late:
             worker.drop(run.number)
@@ -105,25 +108,34 @@ class WorkerPool:
         self._deal()
 
     def _deal(self) -> None:
-        """Gives items to actors that have room."""
+        """Gives items to actors that have room; no longer for many that wait than for few."""
         if self.staff.failure is not None:
             for job in self._jobs():
                 job.refuse(self.staff.failure)
-        waiting: deque[Job] = deque()
-        while self._queue:
+            self._queue.clear()
+            self._suspects.clear()
+        while self._suspects:
+            min(self.staff.seats, key=_num_jobs).trials.append(self._suspects.popleft())
+        passed: list[Job] = []  # for which no actor that has room has the function
+        while self._queue and any(map(self._is_free, self.staff.seats)):
             job = self._queue.popleft()
             if self._is_settled(job):
                 continue
-            if job.is_suspect:
-                min(self.staff.seats, key=_num_jobs).trials.append(job)
-            elif seats := [seat for seat in self.staff.seats if self._has_room(seat, job)]:
+            if seats := [seat for seat in self.staff.seats if self._has_room(seat, job)]:
                 self._give(min(seats, key=lambda seat: self._effort(seat, job)), job)
             else:
-                waiting.append(job)
-        self._queue = waiting
+                passed.append(job)
+        self._queue.extendleft(reversed(passed))
         for seat in self.staff.seats:
-            while seat.trials and self._has_room(seat, seat.trials[0]):
+            while seat.trials and (self._is_settled(seat.trials[0]) or self._has_room(seat, seat.trials[0])):
                 self._give(seat, seat.trials.popleft())
+
+    def _is_free(self, seat: Seat) -> bool:
+        """Whether it would take an item, if it has the function."""
+        worker = seat.worker
+        if worker is None or seat.trials or any(other.is_suspect for other in worker.jobs):
+            return False
+        return len(worker.jobs) < self._max_concurrency
 
     def _is_settled(self, job: Job) -> bool:
         """Whether an item needs no actor: its run has ended, or nobody can do it."""
@@ -136,10 +148,7 @@ class WorkerPool:
         worker = seat.worker
         if worker is None or job.run.function.digest not in worker.loaded:
             return False
-        if job.is_suspect:
-            return not worker.jobs
-        is_busy = seat.trials or any(other.is_suspect for other in worker.jobs)
-        return not is_busy and len(worker.jobs) < self._max_concurrency
+        return not worker.jobs if job.is_suspect else self._is_free(seat)
 
     @staticmethod
     def _effort(seat: Seat, job: Job) -> int:
@@ -176,7 +185,7 @@ class WorkerPool:
         if job.outcome.done():
             return
         if worker.is_ended:
-            self._queue.appendleft(job)
+            (self._suspects if job.is_suspect else self._queue).appendleft(job)
         elif job.is_suspect:
             message = f"{name_item(job.item)} ended a worker actor that had it and nothing else: {death}"
             job.refuse(WorkerDied(message, item=job.item))
@@ -192,6 +201,7 @@ class WorkerPool:
                 self.staff.end(seat, seat.worker)
 
     def _jobs(self) -> Iterator[Job]:
+        yield from self._suspects
         yield from self._queue
         for seat in self.staff.seats:
             yield from seat.trials

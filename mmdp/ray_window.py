@@ -69,16 +69,19 @@ class Window:
     Attributes:
         run: of the pool, for these rows.
         state: after the last step that was added.
+        num_bytes: of the rows in flight and those of the step released last, as planned.
     """
 
     def __init__(self, loop: int, depth: int, max_bytes: int, pool: WorkerPool, build: bytes) -> None:
         self.loop = loop
         self.run = pool.begin(build)
         self.state: Mapping[str, Any] = {}
+        self.num_bytes = 0
         self._depth = depth
         self._max_bytes = max_bytes
         self._pool = pool
         self._steps: deque[Step] = deque()
+        self._released: Step | None = None
         self._num_added = 0
         self._num_given = 0
         self._changed = asyncio.Event()
@@ -95,12 +98,9 @@ class Window:
             self._producer.cancel()
         self._pool.end(self.run)
         self._steps.clear()
+        self._released = None
+        self.num_bytes = 0
         self._note()
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the rows in flight, as planned."""
-        return sum(row.num_bytes for step in self._steps for row in step.rows)
 
     @property
     def num_ready(self) -> int:
@@ -118,7 +118,11 @@ class Window:
 
     async def room(self, step: Step, num_bytes: int) -> None:
         """Waits until one more row of the step may be begun."""
-        while step is not self._steps[0]:
+        while True:
+            if self.num_bytes + num_bytes > self._max_bytes:
+                self._let_go()
+            if step is self._steps[0]:
+                return
             num_rows = sum(len(held.rows) for held in self._steps)
             if num_rows < self._depth and self.num_bytes + num_bytes <= self._max_bytes:
                 return
@@ -129,6 +133,7 @@ class Window:
         row.work = asyncio.get_running_loop().create_task(work)
         row.work.add_done_callback(_look)
         step.rows.append(row)
+        self.num_bytes += row.num_bytes
         self._note()
 
     async def next(self) -> Step | None:
@@ -156,10 +161,22 @@ class Window:
         return next(step for step in self._steps if step.number == number)
 
     def release(self, count: int) -> None:
-        """The rank has copied so many steps, the oldest."""
+        """The rank has copied so many steps, the oldest.
+
+        Their references are kept until the next release, or until the bytes are wanted. By then Ray has heard that the
+        rank's own are gone; where the owner's are gone first, Ray never forgets the object: some 500 bytes a row that
+        the coordinator grows by.
+        """
         for _ in range(count):
-            self._steps.popleft()
+            self._let_go()
+            self._released = self._steps.popleft()
         self._note()
+
+    def _let_go(self) -> None:
+        """Of the step that was released last."""
+        if self._released is not None:
+            self.num_bytes -= sum(row.num_bytes for row in self._released.rows)
+            self._released = None
 
     def _note(self) -> None:
         self._changed.set()

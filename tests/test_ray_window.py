@@ -1,6 +1,8 @@
 """Laws of a rank's window: never more in flight than said, whole steps, and an end that lets go of all. No Ray."""
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +51,10 @@ class Filling:
         await self.may_finish.wait()
 
 
+class Block:
+    """Stands for what was built."""
+
+
 async def settled() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -73,7 +79,10 @@ def test_never_more_rows_than_said():
 
 
 def test_never_more_bytes_than_said():
-    """Law 10 for bytes: what is begun weighs no more, except for the one step that the rank waits for."""
+    """Law 10 for bytes: what is begun weighs no more, except for the one step that the rank waits for.
+
+    What was released last is let go where its bytes are wanted.
+    """
 
     async def run():
         filling = Filling([40, 40, 30, 30, 10, 10, 90, 90, 10, 10], depth=10, max_bytes=100)
@@ -87,6 +96,33 @@ def test_never_more_bytes_than_said():
             loads.append(filling.window.num_bytes)
         assert [80, 80, 20, 180, 20] == loads
         filling.window.end()
+
+    asyncio.run(run())
+
+
+def test_references_outlive_those_of_the_rank():
+    """Ray never forgets an object whose owner lets go before the borrower: so they go one release later, and all do."""
+
+    async def run():
+        filling = Filling([1] * 12, depth=12)
+        await settled()
+        rows = []
+        for _ in range(4):
+            step = await filling.window.next()
+            for row in step.rows:
+                row.parts.append(Block())
+            rows.append([weakref.ref(row.parts[0]) for row in step.rows])
+            del step, row
+            filling.window.release(1)
+            filling.begun.clear()
+        filling.may_finish.set()
+        await settled()
+        gc.collect()
+        assert [0, 0, 0, 2] == [sum(row() is not None for row in step) for step in rows]
+        filling.window.end()
+        assert filling.window.num_bytes == 0
+        gc.collect()
+        assert not any(row() for row in rows[-1])
 
     asyncio.run(run())
 
