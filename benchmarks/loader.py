@@ -42,7 +42,6 @@ import platform
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -54,6 +53,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
+from child_process import run_child
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -329,29 +329,19 @@ def memory_of(pid: int) -> tuple[int, int]:
 def spawn(job: str, folder: Path, *words: str) -> tuple[Any, list[list[tuple[int, int]]]]:
     """Does a job in a process of its own: what it tells, and the memory that was seen."""
     command = [sys.executable, __file__, "--child", job, str(folder), *words]
-    with tempfile.TemporaryDirectory() as fresh, tempfile.TemporaryFile("w+") as errors:
+    with tempfile.TemporaryDirectory() as fresh:
         cached = job not in CONTENDERS or CONTENDERS[job].cached
         environment = {
             **os.environ,
             "MMDP_CACHE": str(folder / "cache") if cached else fresh,
             "TOKENIZERS_PARALLELISM": "false",  # else they warn when the DataLoader forks
         }
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
-        try:
-            seen = watch(psutil.Process(process.pid))
-            told = process.communicate()[0]
-        except BaseException:
-            process.terminate()
-            raise
-        if process.returncode:
-            errors.seek(0)
-            raise RuntimeError(f"{job} failed:\n{errors.read()}")
-        return json.loads(told.splitlines()[-1]), seen
+        return run_child(command, environment, timeout=TIMEOUT, look=watch)
 
 
-def watch(parent: psutil.Process) -> list[list[tuple[int, int]]]:
+def watch(pid: int) -> list[list[tuple[int, int]]]:
     """Memory of a process and of its descendants, the process first, until it has ended."""
-    seen = []
+    parent, seen = psutil.Process(pid), []
     end = time.monotonic() + TIMEOUT
     while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > end:

@@ -37,7 +37,6 @@ import os
 import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -50,6 +49,7 @@ from typing import Any
 
 import psutil
 import ray_data_pipeline
+from child_process import run_child
 from rich.console import Console
 from rich.table import Table
 
@@ -273,17 +273,7 @@ def spawn(script: Path, job: str, *words: str) -> Figures:
     """Does a job in a process of its own."""
     command = [sys.executable, str(script), "--child", job, *words]
     environment = os.environ | {"PYTHONPATH": str(script.parent.parent), "MMDP_SHARED": str(SHARED)}
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
-        try:
-            told = process.communicate(timeout=TIMEOUT)[0]
-        except BaseException:
-            process.terminate()
-            raise
-        if process.returncode:
-            errors.seek(0)
-            raise RuntimeError(f"{job} failed:\n{errors.read()}")
-        return json.loads(told.splitlines()[-1])
+    return run_child(command, environment, timeout=TIMEOUT)[0]
 
 
 def child(job: str, words: Sequence[str]) -> Figures:

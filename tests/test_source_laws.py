@@ -2,11 +2,14 @@
 
 import pickle
 import random
+import sys
+import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -140,6 +143,23 @@ def test_it_may_lie_in_a_store(tmp_path):
         assert far.fingerprint == near.fingerprint
         assert len(far) == len(near)
         assert [far[index].turns for index in range(NUM)] == [near[index].turns for index in range(NUM)]
+
+
+def test_the_one_that_the_guide_shows_works(tmp_path, monkeypatch):
+    """docs/own_data.md: its code as it stands there, over pictures where it looks for them."""
+    text = (Path(__file__).resolve().parent.parent / "docs" / "own_data.md").read_text()
+    code = text.split("## Any other form")[1].split("```python\n")[1].split("```")[0]
+    shown: dict[str, Any] = {"__name__": "shown"}
+    monkeypatch.setitem(sys.modules, "shown", types.ModuleType("shown"))  # where a dataclass looks itself up
+    exec(code, shown)
+    small.write_data(tmp_path / "my" / "images", (1, 1))
+    monkeypatch.chdir(tmp_path)
+    source = shown["Captions"]((("0-0.png", "A fox."), ("1-0.png", "An owl."), ("gone.png", "A hen.")))
+    encoder = mmdp.Encoder(small.tokenizer(), "fixed:4:side=8")
+    sizes = mmdp.measure(source, encoder, cache=tmp_path / "cache")
+    assert {2: Reason.MISSING_IMAGE} == sizes.skipped
+    (batch,) = mmdp.Loader(source, encoder, mmdp.plan(sizes, mmdp.Budget(200, 4)), batch_size=1)
+    assert [0, 1] == sorted(batch.samples[0])
 
 
 # What a source gives that is no sample
