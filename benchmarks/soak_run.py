@@ -37,6 +37,7 @@ BATCH = 8
 """Rows a rank and step."""
 
 LOOK_SECONDS = 1.0
+_LOOKS = 50  # that are kept, at most
 _REFERENCES_EVERY = 10  # looks: the coordinator stands still while it counts them
 
 
@@ -256,7 +257,7 @@ def _figures(
         "references": [counted[0], max(counted), counted[-1]] if counted else None,
         "memory": {name: [late[0]["memory"][name], last["memory"][name]] for name in first["memory"]},
         "growth_bytes_per_row": {name: _slope(late, name) for name in first["memory"]},
-        "looks": [[look["rows"], look["memory"], look["store_bytes"]] for look in inside],
+        "looks": [[look["rows"], look["memory"], look["store_bytes"]] for look in inside[:: len(inside) // _LOOKS + 1]],
         "load": os.getloadavg(),
     }
 
