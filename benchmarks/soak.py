@@ -9,7 +9,7 @@ processes of their own; memory of every process looked at all along, every sampl
 | store | the same with a tenth of the rows, of 197 KB, which lie in the object store |
 | ranks | the same with 1, 2, 8 and 64 ranks and fewer rows: processor time of the coordinator a row |
 | groups | eight ranks in one, two and four groups, each with a coordinator of its own |
-| deal | the rows of a step dealt to 8, 64, 256 and 1,024 ranks, as a coordinator has to for each of them |
+| deal | the rows of a step dealt to 8, 64, 256 and 1,024 ranks, and what each of them gets |
 | plan | an epoch of a million samples: seconds, and bytes a sample of the plan, the sizes and their making |
 | data | index of a JSONL file; that file fetched, and objects listed, over 40 ms |
 | start | actors until all have come up, and the processor time that each takes |
@@ -47,27 +47,29 @@ from soak_run import BATCH, WORKER_CPUS, Data, cpu_of, memory_of, planned, soake
 
 import mmdp
 from mmdp.config import Config
-from mmdp.dealing import deal
 from mmdp.local_store import serve
 from mmdp.ray_coordinator import Coordinator
 from mmdp.ray_start import Session
+from mmdp.steps import Steps
 
 STORE_BYTES = 512 * 2**20
 
 
 def dealing(worlds: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows of a step dealt to ranks. A coordinator deals each step once for each rank: every rank has its own place."""
-    sizes = sizes_of(100_000)
+    """A step dealt, and what each of all ranks gets of it; by one process, as a coordinator does it."""
+    plan = mmdp.plan(sizes_of(100_000), mmdp.Budget(1024, 9))
+    epoch = plan.epoch(0)
     found = []
     for world_size in worlds:
-        rows = [np.array([place], dtype=np.int32) for place in range(world_size * BATCH)]
+        assert len(epoch) >= 3 * world_size * BATCH
+        ranks = [Steps(plan, BATCH, rank, world_size, False).places(epoch) for rank in range(world_size)]
         times = []
-        for _ in range(3 if world_size < 1000 else 1):
+        for _ in range(3):
             start = time.process_time()
-            deal(rows, sizes, world_size=world_size, batch_size=BATCH)
+            for places in ranks:
+                next(places)
             times.append(time.process_time() - start)
-        once = statistics.median(times)
-        found.append({"ranks": world_size, "once_seconds": once, "all_ranks_seconds": once * world_size})
+        found.append({"ranks": world_size, "seconds": statistics.median(times)})
     return found
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tried", "calibrate", "candidates", "read_trace", "recommend", "simulate", "try_out"]
 
-CHECKED_WAIT, CHECKED_RATE = 0.08, 0.10
+CHECKED_WAIT, CHECKED_RATE = 0.04, 0.07
 """By how much it was off at most: the wait ratio, and samples/s. `benchmarks/results/simulate.json` has the runs."""
 
 CHECKED = (
@@ -69,10 +69,11 @@ def candidates(numbers: Numbers, asked: Settings) -> list[Settings]:
     coordinators = min(asked.ranks, _power(rate * numbers.call.dispatch / _BUSY))
     least = max(coordinators, _power(SLACK * rate * mean))
     placements = _PLACEMENTS if asked.nodes > 1 else _PLACEMENTS[:1]
+    actors = dict.fromkeys(max(coordinators, least * times // 2) for times in (1, 2, 4, 8))
     return [
-        replace(asked, workers=least * more, depth=rows * steps, placement=placement, coordinators=coordinators)
+        replace(asked, workers=many, depth=rows * steps, placement=placement, coordinators=coordinators)
         for placement in placements
-        for more in (1, 2, 4)
+        for many in actors
         for steps in (1, 2, 3)
     ]
 
