@@ -71,7 +71,7 @@ class Recipe:
 
 PLAIN = Recipe(packs_first=False, blocks=32, pack=256, rows=0, samples=32, calls=1, queued=0, block_bytes=0, prefetch=1)
 TUNED = Recipe(
-    packs_first=True, blocks=8, pack=512, rows=4, samples=0, calls=4, queued=8, block_bytes=16 * 2**20, prefetch=2
+    packs_first=True, blocks=8, pack=512, rows=8, samples=0, calls=4, queued=8, block_bytes=16 * 2**20, prefetch=2
 )
 
 
