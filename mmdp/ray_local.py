@@ -1,10 +1,11 @@
 """A Ray of our own on this machine: started quietly, for this program only, and ended without a trace.
 
-Adds: `LocalRay`; `on_loopback`, for who joins one.
+Adds: `LocalRay`; `sweep`, after those that were killed; `on_loopback`, for who joins one.
 Leaves out: whether one is wanted, and who still needs it (`ray_start`).
 
-It has no dashboard, reports nothing to anybody, prints nothing, and leaves no file behind. All of its ports are on the
-loopback, so that no other machine reaches it: whoever reaches a port of Ray can run code here.
+It has no dashboard, reports nothing to anybody, prints nothing, and leaves no file behind: what a program that was
+killed could not remove, the next one does. All of its ports are on the loopback, so that no other machine reaches it:
+whoever reaches a port of Ray can run code here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ import threading
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import IO, Any
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows: what a killed program leaves stays there
+    fcntl = None
+
+_PREFIX, _LOCK = "mmdp-ray-", "in use"
 
 _STARTS = 3
 """Tries: on a busy machine a node does not always come up within Ray's own 15 to 30 s."""
@@ -51,6 +61,7 @@ class LocalRay:
 
     def __init__(self, ray: Any, namespace: str, num_cpus: float | None, store_bytes: int | None) -> None:
         self.folder = ""
+        self._lock: IO[str] | None = None
         self._ray = ray
         self._over = threading.Event()
         options = {
@@ -76,13 +87,18 @@ class LocalRay:
     def _discard(self) -> None:
         self._ray.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
 
     def _start(self, options: dict[str, Any]) -> None:
         failure: Exception | None = None
         logging.getLogger("ray").setLevel(logging.ERROR)  # as `init` does too, behind its first lines
         for _ in range(_STARTS):
             parent = tempfile.gettempdir()
-            self.folder = tempfile.mkdtemp(prefix="mmdp-ray-", dir=parent if len(parent) <= _LONGEST_FOLDER else "/tmp")  # noqa: S108 - a path of a socket must be short
+            parent = parent if len(parent) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 - a path of a socket must be short
+            sweep(Path(parent))
+            self.folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+            self._lock = _lock(Path(self.folder))
             try:
                 with on_loopback():
                     self._ray.init(**options, _temp_dir=self.folder)
@@ -122,6 +138,27 @@ class LocalRay:
         began.wait()
         for failure in failures:
             raise failure
+
+
+def _lock(folder: Path) -> IO[str] | None:
+    """A lock in the folder of a Ray, which goes with this program however that ends."""
+    if fcntl is None:
+        return None
+    made = folder / f"new {_LOCK}"
+    file = made.open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    made.rename(folder / _LOCK)  # now, so that nobody finds it free
+    return file
+
+
+def sweep(parent: Path) -> None:
+    """Removes the folders of programs that were killed before they could: those whose lock is free."""
+    if fcntl is None:
+        return
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (folder / _LOCK).open() as file:  # in use, not ours, or gone meanwhile
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import mmdp
-from mmdp import ray_start
+from mmdp import ray_local, ray_start
 from mmdp.ray_start import Session, load_ray
 
 TESTS = Path(__file__).parent
@@ -95,6 +95,47 @@ def test_a_ray_of_our_own_ends_with_the_program(own):
     assert [] == own["alive"]
     assert (True, False) == own["folder"]
     assert set() == own["shared"]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from mmdp import ray_local
+
+kept = ray_local._lock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(ray_local.fcntl is None, reason="no locks of files on this system")
+def test_what_a_killed_program_left_is_removed_by_the_next(tmp_path):
+    """Not what is in use, and nothing that may be another's: a folder without a lock."""
+    names = ("mmdp-ray-killed", "mmdp-ray-used", "mmdp-ray-without", "other")
+    killed, used, without, other = folders = [tmp_path / name for name in names]
+    for folder in folders:
+        (folder / "session").mkdir(parents=True)
+    holders = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(TESTS.parent)},
+        )
+        for folder in (killed, used)
+    ]
+    try:
+        assert ["held", "held"] == [holder.stdout.readline().strip() for holder in holders]
+        ray_local.sweep(tmp_path)
+        assert all(folder.exists() for folder in folders)
+        holders[0].kill()
+        holders[0].wait()
+        ray_local.sweep(tmp_path)
+        assert sorted(tmp_path.iterdir()) == sorted([used, without, other])
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.communicate()
 
 
 def test_a_ray_of_our_own_outlives_the_thread_that_started_it(own):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -171,6 +172,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         wrong = [fault for stage in given.only for fault in faults(stage, root)]
         print("\n".join(wrong) or f"{len(given.only)} notebooks are in step with their scripts")
         return bool(wrong)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that its kernel ends as well
     for stage in given.only:
         path, start = notebook_of(stage, root), time.monotonic()
         print(f"{path.relative_to(root)} ...", end=" ", flush=True)
