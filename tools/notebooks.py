@@ -172,7 +172,6 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         wrong = [fault for stage in given.only for fault in faults(stage, root)]
         print("\n".join(wrong) or f"{len(given.only)} notebooks are in step with their scripts")
         return bool(wrong)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that its kernel ends as well
     for stage in given.only:
         path, start = notebook_of(stage, root), time.monotonic()
         print(f"{path.relative_to(root)} ...", end=" ", flush=True)
@@ -185,4 +184,5 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that a kernel ends as well
     sys.exit(main())
