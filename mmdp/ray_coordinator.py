@@ -28,6 +28,9 @@ What may fail:
 their rows, its own stay in flight until it comes back and begins a loop, from whatever state |
 | a rank is slow | its own window fills, and nobody else's |
 
+One coordinator hands out some 500 rows a second. Where ranks want more, give each group of them one under a name of its
+own, with the same plan and the whole `world_size`: the plan is a function, so they need not talk.
+
 The coordinator keeps nothing that the state does not say: rows that were read ahead are made again after a restart.
 Its node needs the token cache that the plan was made from, and the nodes of workers need what rows are built from: the
 data, and that same cache. A shared disk, or an object store, does.

@@ -106,6 +106,14 @@ def test_ranks_get_the_batches_of_a_loader(coordinator, parts, wanted):
     close(ranks)
 
 
+def test_groups_of_ranks_have_coordinators_of_their_own(coordinator, parts, wanted):
+    """The way out where one is too few: the plan is a function, so coordinators with the whole world need not talk."""
+    with Coordinator(*parts, name="other group", batch_size=2, world_size=WORLD, num_workers=1, num_cpus=0.1):
+        ranks = [RankReader("shared", 0, WORLD), RankReader("other group", 1, WORLD)]
+        assert begins(wanted, in_step(ranks))
+        close(ranks)
+
+
 def test_a_state_resumes_exactly_here_and_in_a_loader(coordinator, parts, wanted):
     """Law 12: after any batch, whatever was read ahead; with another read-ahead; and between reader and loader."""
     for taken, ahead in ((1, 3), (4, 1), (6, 2)):
