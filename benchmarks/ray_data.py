@@ -17,6 +17,7 @@ CPUs in name, of which two actors decode. Encoder, obstore, Pillow, joining and 
 | flat | one rank that trains on nothing: what can be made |
 | one | one rank, 1000 ms a step: about half to two thirds of that is wanted |
 | two | two ranks, 2000 ms a step: as much in all |
+| long | as flat, over four times the samples: what starting costs weighs less |
 
 Each contender makes one epoch in a process of its own, and rounds take turns. Time to the first batch starts when Ray
 and the ranks are up, and ends when every rank has one; for mmdp it has opening, a warm `measure` and the plan in it.
@@ -25,7 +26,7 @@ each rank's first batch. Memory is the sum over all processes of Ray of what no 
 too, and what lies in the object store, looked at twice a second. A sample is lost if it fits a row and no rank got it.
 
 Real rows and the SmolLM2 tokenizer come from the folder that `MMDP_SHARED` names (by default `shared` beside the
-checkout); without it the demo set is taken. `--quick` is one round of the samples once over.
+checkout); without it the demo set is taken; each sample comes several times. `--quick` is one round of the scene flat.
 """
 
 from __future__ import annotations
@@ -69,7 +70,6 @@ from mmdp.wait_meter import WaitMeter
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("MMDP_SHARED", ROOT.parent / "shared"))
 LATENCY_MS = 40.0
-REPEATS, QUICK_REPEATS = 2, 1
 ROUNDS = 3
 CPUS, WORKERS = 4, 2
 STORE_BYTES = 2 * 2**30
@@ -84,37 +84,44 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """How many ranks, and how long each trains on a batch."""
+    """How many ranks, how long each trains on a batch, and how often a sample comes."""
 
     ranks: int
     train_ms: float
+    repeats: int = 2
+
+    @property
+    def file(self) -> str:
+        """Its rows."""
+        return f"train-{self.repeats}.jsonl"
 
 
-SCENES = {"flat": Scene(1, 0), "one": Scene(1, 1000), "two": Scene(2, 2000)}
+SCENES = {"flat": Scene(1, 0), "one": Scene(1, 1000), "two": Scene(2, 2000), "long": Scene(1, 0, 8)}
 RECIPES = {"ray data": ray_data_pipeline.TUNED, "ray data, plain": ray_data_pipeline.PLAIN}
 CONTENDERS = ("mmdp", *RECIPES)
 ONCE = ("ray data, plain",)
 
 
-def prepare(folder: Path, repeats: int) -> Figures:
+def prepare(folder: Path, scenes: Iterable[Scene]) -> Figures:
     """Writes rows, images and tokenizer for all contenders, and tells what the data is."""
     real = SHARED.is_dir()
     rows = SHARED / "data" / "real-vqa" / "train.jsonl" if real else demo_jsonl(cache_folder())
     shutil.copytree(rows.parent / "images", folder / "images")
     given = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
-    with (folder / "train.jsonl").open("w", encoding="utf-8") as file:
-        for repeat in range(repeats):
-            for row in given:
-                file.write(json.dumps(row | {"id": f"{row['id']}-{repeat}"}) + "\n")
+    for scene in scenes:
+        with (folder / scene.file).open("w", encoding="utf-8") as file:
+            for repeat in range(scene.repeats):
+                for row in given:
+                    file.write(json.dumps(row | {"id": f"{row['id']}-{repeat}"}) + "\n")
     encoder = mmdp.Encoder(str(SHARED / "tokenizers" / "smollm2") if real else "demo", VISION, chat_template="chatml")
     encoder.tokenizer.chat_template = encoder.chat.template.text
     encoder.tokenizer.save_pretrained(folder / "tokenizer")
-    return {"origin": "real-vqa" if real else "the demo set", "repeats": repeats, "samples": repeats * len(given)}
+    return {"origin": "real-vqa" if real else "the demo set", "samples": len(given)}
 
 
-def planned(folder: Path, uri: str) -> tuple[Any, mmdp.Encoder, Any]:
+def planned(folder: Path, uri: str, scene: Scene) -> tuple[Any, mmdp.Encoder, Any]:
     """Source, encoder and plan over the store; what was measured before is not measured again."""
-    source = mmdp.open_source(f"{uri}/train.jsonl", config=Config(cache_dir=folder / "cache"))
+    source = mmdp.open_source(f"{uri}/{scene.file}", config=Config(cache_dir=folder / "cache"))
     encoder = mmdp.Encoder(str(folder / "tokenizer"), VISION)
     return source, encoder, mmdp.plan(mmdp.measure(source, encoder, cache=folder / "cache"), BUDGET)
 
@@ -217,7 +224,7 @@ def contend(name: str, scene: Scene, folder: Path, uri: str) -> Figures:
         time.sleep(2 * LOOK_SECONDS)
         cpu, began = watch.cpu_seconds, time.monotonic()
         if name == "mmdp":
-            source, encoder, plan = planned(folder, uri)
+            source, encoder, plan = planned(folder, uri, scene)
             with Coordinator(
                 source, encoder, plan, batch_size=BATCH, world_size=scene.ranks, num_workers=WORKERS
             ) as coordinator:
@@ -226,7 +233,7 @@ def contend(name: str, scene: Scene, folder: Path, uri: str) -> Figures:
         else:
             recipe = RECIPES[name]
             encoder = mmdp.Encoder(str(folder / "tokenizer"), VISION)
-            lines = read(ImageRef("train.jsonl", uri)).decode().splitlines()
+            lines = read(ImageRef(scene.file, uri)).decode().splitlines()
             task = ray_data_pipeline.Task(encoder, BUDGET, uri, WORKERS)
             iterators = ray_data_pipeline.opened(lines, task, recipe, ranks=scene.ranks, seed=0)
             reading = [
@@ -277,11 +284,11 @@ def spawn(script: Path, job: str, *words: str) -> Figures:
 
 
 def child(job: str, words: Sequence[str]) -> Figures:
-    folder, uri = Path(words[0]), words[1]
+    folder, uri, scene = Path(words[0]), words[1], SCENES[words[2]]
     if job != "measure":
-        return contend(job, SCENES[words[2]], folder, uri)
+        return contend(job, scene, folder, uri)
     start = time.perf_counter()
-    _, _, plan = planned(folder, uri)
+    _, _, plan = planned(folder, uri, scene)
     rows = plan.epoch(0)
     kept = sorted(int(sample) for row in rows for sample in row)
     tokens = plan.sizes.tokens.tolist()
@@ -339,7 +346,7 @@ def _spread(values: Sequence[float], form: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round with half of the samples")
+    parser.add_argument("--quick", action="store_true", help="one round of the scene flat")
     parser.add_argument("--scenes", nargs="+", choices=tuple(SCENES), default=tuple(SCENES), help="these scenes")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each scene")
     parser.add_argument("--report", type=Path, help="JSON file for the figures; scenes not run now stay in it")
@@ -357,18 +364,20 @@ def main() -> None:
     machine = {"python": platform.python_version(), "processors": os.cpu_count(), "ray": load_ray().__version__}
     with tempfile.TemporaryDirectory() as made:
         script = frozen(Path(made) / "code")
-        data = prepare(Path(made), QUICK_REPEATS if flags.quick else REPEATS)
+        scenes = ("flat",) if flags.quick else flags.scenes
+        data = prepare(Path(made), [SCENES[scene] for scene in scenes])
         with serve(made, latency_ms=LATENCY_MS) as uri:
-            measured = spawn(script, "measure", made, uri)
-            data |= {"measured_cold_seconds": measured["seconds"], "samples_that_fit": len(measured["kept"])}
-            console.print(f"{data['samples']:,} samples of {data['origin']}, measured in {measured['seconds']:.1f} s")
-            for scene in flags.scenes:
+            for scene in scenes:
+                measured = spawn(script, "measure", made, uri, scene)
+                figures = {"samples_that_fit": len(measured["kept"]), "measured_seconds": measured["seconds"]}
+                repeats = SCENES[scene].repeats
+                console.print(f"{data['samples']:,} samples of {data['origin']}, each {repeats} times: {figures}")
                 load, runs = os.getloadavg(), {name: [] for name in CONTENDERS}
                 for number in range(1 if flags.quick else flags.rounds):
                     names = [name for name in CONTENDERS if name not in ONCE or number == flags.rounds - 1]
                     for name in (*names[number % 2 :], *names[: number % 2]):
                         runs[name].append(judged(spawn(script, name, made, uri, scene), measured))
-                        found["scenes"][scene] = {"runs": runs, "load": [load, os.getloadavg()]}
+                        found["scenes"][scene] = figures | {"runs": runs, "load": [load, os.getloadavg()]}
                         if flags.report:  # after each: they take minutes
                             flags.report.write_text(
                                 json.dumps(found | {"machine": machine, "data": data}, indent=1) + "\n"
