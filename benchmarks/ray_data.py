@@ -77,7 +77,7 @@ BATCH = 8  # rows
 BUDGET = mmdp.Budget(1024, 9)
 VISION = "fixed:64"
 LOOK_SECONDS = 0.5
-TIMEOUT = 150  # seconds a contender may take
+TIMEOUT = 300  # seconds a contender may take
 
 Figures = dict[str, Any]
 
