@@ -72,7 +72,7 @@ def planned(count: int, length: int) -> dict:
         "over_bound": len(rows) / -(-int(sizes.tokens.sum()) // length) - 1,
         "cpu_seconds": seconds,
         "first_row_ms": first * 1e3,
-        "bytes_a_sample": sum(flat.nbytes + offsets.nbytes for flat, offsets in epoch._windows) / count,
+        "bytes_a_sample": epoch.num_bytes / count,
         "straggler": {str(batch): stragglers(rows, sizes, batch) for batch in (8, 1)},
         "shuffled_straggler": {str(b): stragglers([rows[place] for place in unordered], sizes, b) for b in (8, 1)},
         "rank_correlation": correlation([int(sizes.tokens[row].max()) for row in rows]),

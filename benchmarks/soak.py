@@ -91,7 +91,7 @@ def planning(samples: int) -> dict[str, Any]:
     cpu = time.process_time() - start
     over.set()
     thread.join()
-    kept = sum(flat.nbytes + offsets.nbytes for flat, offsets in epoch._windows)
+    kept = epoch.num_bytes
     return {
         "samples": samples,
         "rows": rows,

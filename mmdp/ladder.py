@@ -225,7 +225,7 @@ def _on_request(
             with span("join"):
                 made = batch(rows, pad_id=setup.encoder.pad_id, length=length)
             rows.clear()  # the batch holds copies
-            state = steps.state(epoch.number, step[0].after)
+            state = steps.state(epoch.number, step[0].after, step[0].digest)
             made = replace(made, step_label_tokens=step[0].step_label_tokens, state=state)
             yield made if setup.device.type == "cpu" else made.to(setup.device)
             del made

@@ -164,7 +164,7 @@ class Loader:
     def _steps(self) -> Iterator[Step[tuple[int, ...]]]:
         for places in self.steps.places(self._at.epoch, self._at.cursor):
             first = places[0]
-            state = self.steps.state(first.epoch, first.after)
+            state = self.steps.state(first.epoch, first.after, first.digest)
             yield Step([place.samples for place in places], first.step_label_tokens, state)
 
     def _take(self, step: Step[tuple[int, ...]]) -> None:

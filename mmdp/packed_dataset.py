@@ -62,7 +62,7 @@ class PackedDataset(Dataset[Row]):
     def __getitem__(self, row: int | Place) -> Row:
         if isinstance(row, Place):
             made = self._build(row.samples)
-            return replace(made, after=(row.epoch, row.after), step_label_tokens=row.step_label_tokens)
+            return replace(made, after=(row.epoch, row.after, row.digest), step_label_tokens=row.step_label_tokens)
         return self._build(tuple(map(int, self._rows()[row])))
 
     def set_epoch(self, epoch: int) -> None:

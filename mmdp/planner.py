@@ -135,6 +135,7 @@ class Epoch(Sequence[np.ndarray]):
         self._lock = threading.Lock()
         self._windows: list[tuple[np.ndarray, np.ndarray]] = []  # flat indices and offsets of each planned window
         self._ends = [0]  # the row where each planned window starts, and where the last one ends
+        self._digests: list[np.ndarray] = []  # (rows of each window,) uint64, of all rows up to each of its rows
         self._source: Iterator[list[list[int]]] | None = _windows(plan, number)
         self._dealing = threading.Lock()
         self._dealt: dict[tuple[int, int, int], DealtStep] = {}
@@ -166,6 +167,24 @@ class Epoch(Sequence[np.ndarray]):
         place = row - self._ends[window]
         flat, offsets = self._windows[window]
         return flat[offsets[place] : offsets[place + 1]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows that are planned."""
+        flats = sum(flat.nbytes + offsets.nbytes for flat, offsets in list(self._windows))
+        return flats + sum(digests.nbytes for digests in list(self._digests))
+
+    def digest(self, row: int) -> str:
+        """Hex digest of all rows before this one: two plans that agree in it have handed out the same samples so far.
+
+        Raises:
+            IndexError: the epoch has no such row, and does not end in front of it.
+        """
+        if row == 0:
+            return f"{0:016x}"
+        self[row - 1]
+        window = bisect_right(self._ends, row - 1) - 1
+        return f"{int(self._digests[window][row - 1 - self._ends[window]]):016x}"
 
     def take(self, start: int, count: int) -> list[np.ndarray]:
         """The rows from `start` on, `count` of them or what is left; plans no further than it must."""
@@ -207,6 +226,8 @@ class Epoch(Sequence[np.ndarray]):
             offsets[1:] = np.cumsum([len(row) for row in rows])
             flat = np.fromiter((index for row in rows for index in row), dtype=np.int32, count=int(offsets[-1]))
             flat.flags.writeable = False
+            before = self._digests[-1][-1] if self._digests else np.uint64(0)
+            self._digests.append(_digests(flat, offsets, self._ends[-1], before))
             self._windows.append((flat, offsets))
             self._ends.append(self._ends[-1] + len(rows))  # last, since readers take no lock
             return True
@@ -277,7 +298,29 @@ def _keys(numbers: np.ndarray, seed: int, epoch: int, *, salt: int) -> np.ndarra
     A hash of our own, because NumPy may change what a seed gives from one release to the next.
     """
     digest = blake2b(f"{seed} {epoch} {salt}".encode(), digest_size=8).digest()
-    keys = numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(digest, "little"))
+    return _mixed(numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(digest, "little")))
+
+
+def _digests(flat: np.ndarray, offsets: np.ndarray, first_row: int, before: np.uint64) -> np.ndarray:
+    """(R,) uint64, for each row of a window a digest of it and of all rows before it.
+
+    Args:
+        flat: (N,) sample indices of all its rows.
+        offsets: (R + 1,) where each row begins in them.
+        first_row: number of its first row in the epoch.
+        before: the digest of the rows before the window.
+    """
+    lengths = np.diff(offsets)
+    rows = np.arange(first_row, first_row + len(lengths), dtype=np.uint64)
+    places = np.arange(len(flat), dtype=np.uint64) - np.repeat(offsets[:-1], lengths).astype(np.uint64)
+    words = _mixed(_mixed(flat.astype(np.uint64) + (places << np.uint64(32))) + np.repeat(rows, lengths))
+    found: np.ndarray = np.cumsum(np.add.reduceat(words, offsets[:-1])) + before
+    return found
+
+
+def _mixed(keys: np.ndarray) -> np.ndarray:
+    """(N,) uint64, each key through the finisher of SplitMix64."""
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return keys ^ (keys >> np.uint64(31))
+    mixed: np.ndarray = keys ^ (keys >> np.uint64(31))
+    return mixed

@@ -75,7 +75,7 @@ class Dealer:
             self._hired.add(rank)
             share, rest = divmod(self._job.num_workers, world_size)
             pool.staff.hire(share + (rank < rest), node)
-        return self._job.terms, steps.state(0, 0)
+        return self._job.terms, Position(steps).state()
 
     async def leave(self, rank: int) -> None:
         """A rank wants nothing more."""
@@ -145,7 +145,7 @@ class Dealer:
 
     async def checked(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """The same state; ValueError where it is of another plan."""
-        return self._steps(0).state(*self._steps(0).check(state))
+        return await asyncio.to_thread(lambda: self._position(0, state).state())
 
     async def remaining(self, state: Mapping[str, Any]) -> int:
         """Steps of a loop that begins at a state."""
@@ -195,7 +195,7 @@ class Dealer:
         steps = position.steps
         places = steps.places(position.epoch, position.cursor)
         while (step := await asyncio.to_thread(next, places, None)) is not None:
-            state = steps.state(step[0].epoch, step[0].after)
+            state = steps.state(step[0].epoch, step[0].after, step[0].digest)
             weights = await asyncio.to_thread(list, map(self._num_bytes, step))
             held = window.add(step, state)
             for place, weight in zip(step, weights, strict=True):
@@ -268,8 +268,7 @@ class Dealer:
 
     def _position(self, rank: int, state: Mapping[str, Any]) -> Position:
         position = Position(self._steps(rank))
-        position.load(state)
-        position.epoch = self._epoch(position.epoch.number)
+        position.load(state, self._epoch)
         return position
 
     def _begun(self, rank: int, state: Mapping[str, Any]) -> Position:

@@ -182,7 +182,8 @@ class Row:
         image_segments: (N,) int32, the segment of each image.
         samples: the sample index of each segment.
         skipped: samples that were meant for this row and failed while it was built, with their reason.
-        after: (epoch, row of the plan) where the next step starts; None for a row that belongs to no step.
+        after: (epoch, row of the plan) where the next step starts, and the digest of all rows before; None for a row
+            that belongs to no step.
         step_label_tokens: label tokens of its step over all ranks, as measured; None likewise.
         layouts: what was promised of each image; empty where that is not known.
     """
@@ -195,7 +196,7 @@ class Row:
     image_segments: np.ndarray
     samples: tuple[int, ...]
     skipped: Mapping[int, Reason] = field(default_factory=dict)
-    after: tuple[int, int] | None = None
+    after: tuple[int, int, str] | None = None
     step_label_tokens: int | None = None
     layouts: tuple[ImageLayout, ...] = ()
 

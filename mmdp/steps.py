@@ -5,12 +5,13 @@ and the state it resumes from.
 Leaves out: building rows (`loader.py`), planning them (`planner.py`).
 
 A step is the next world_size x batch_size rows of the plan. The state after it is (epoch, row number), whatever was
-read ahead: it holds for any number of workers, ranks and rows a batch.
+read ahead: it holds for any number of workers, ranks and rows a batch. A digest of the rows before it goes with it:
+where data have come or gone since, so that a sample would come twice or never, the state is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from mmdp.planner import Epoch, Plan
 from mmdp.records import Budget
 from mmdp.refusals import shorten
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 class Place(NamedTuple):
@@ -29,12 +30,14 @@ class Place(NamedTuple):
         epoch: its number.
         after: the row of the plan where the next step starts.
         step_label_tokens: label tokens of the whole step, over all ranks, as measured.
+        digest: of all rows before `after`, as `Epoch.digest` gives it.
     """
 
     samples: tuple[int, ...]
     epoch: int
     after: int
     step_label_tokens: int
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +84,29 @@ class Steps:
             if self.drop_last and len(step.rows) < self.world_size * self.batch_size:
                 return
             cursor += len(step.rows)
-            labels, mine = step.label_tokens, step.ranks[self.rank]
-            places = [Place(tuple(map(int, step.rows[place])), epoch.number, cursor, labels) for place in mine]
-            places += [Place((), epoch.number, cursor, labels)] * (self.batch_size - len(places))
-            yield places
+            mine, filler = (
+                step.ranks[self.rank],
+                Place((), epoch.number, cursor, step.label_tokens, epoch.digest(cursor)),
+            )
+            places = [filler._replace(samples=tuple(map(int, step.rows[place]))) for place in mine]
+            yield places + [filler] * (self.batch_size - len(places))
 
     def left_out(self, epoch: Epoch, cursor: int) -> int:
         """How many samples `drop_last` leaves out, where no step is left from row `cursor` on."""
         return sum(map(len, epoch.take(cursor, self.world_size * self.batch_size)))
 
-    def state(self, epoch: int, cursor: int) -> dict[str, Any]:
-        """The state after a step: under 200 bytes as JSON."""
-        return {"version": _STATE_VERSION, "plan": self.plan.fingerprint, "epoch": epoch, "cursor": cursor}
+    def state(self, epoch: int, cursor: int, digest: str) -> dict[str, Any]:
+        """The state after a step, with the digest of the rows before the cursor: under 200 bytes as JSON."""
+        return {
+            "version": _STATE_VERSION,
+            "plan": self.plan.fingerprint,
+            "epoch": epoch,
+            "cursor": cursor,
+            "rows": digest,
+        }
 
-    def check(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """(epoch, cursor) of a state.
+    def check(self, state: Mapping[str, Any]) -> tuple[int, int, str]:
+        """(epoch, cursor, digest of the rows before it) of a state.
 
         Raises:
             ValueError: no state of ours, or one of another plan.
@@ -103,13 +114,17 @@ class Steps:
         is_ours = isinstance(state, Mapping) and state.get("version") == _STATE_VERSION and "plan" in state
         epoch, cursor = (state.get("epoch"), state.get("cursor")) if is_ours else (None, None)
         if not (isinstance(epoch, int) and isinstance(cursor, int) and min(epoch, cursor) >= 0):
-            raise ValueError(f"not a state of this loader: {shorten(state, 200)}")
+            raise ValueError(
+                f"not a state of version {_STATE_VERSION} of this loader: {shorten(state, 200)}. Give what "
+                "`state_dict` or `batch.state` gave, or begin without a state"
+            )
         if state["plan"] != self.plan.fingerprint:
             raise ValueError(
                 f"the state is of plan {state['plan']}, this one is {self.plan.fingerprint}: data, tokenizer, vision "
-                "family, budget, seed, window, buffer and the packer of mmdp must be those of the run that saved it"
+                "family, budget, seed, window, block, buffer and the packer of mmdp must be those of the run that was "
+                "saved"
             )
-        return epoch, cursor
+        return epoch, cursor, str(state.get("rows"))
 
 
 class Position:
@@ -168,12 +183,32 @@ class Position:
 
     def state(self) -> dict[str, Any]:
         """From which a new run goes on here."""
-        return self.steps.state(self.epoch.number, self.cursor)
+        return self.steps.state(self.epoch.number, self.cursor, self.epoch.digest(self.cursor))
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """To where a state was taken; raises what `Steps.check` raises."""
-        epoch, cursor = self.steps.check(state)
-        self.epoch, self.cursor = self.steps.plan.epoch(epoch), cursor
+    def load(self, state: Mapping[str, Any], epoch_of: Callable[[int], Epoch] | None = None) -> None:
+        """To where a state was taken.
+
+        Args:
+            state: of this plan.
+            epoch_of: gives the rows of an epoch, where somebody else has planned them already.
+
+        Raises:
+            ValueError: what `Steps.check` raises, or the rows before it are other ones now.
+        """
+        number, cursor, digest = self.steps.check(state)
+        epoch = (epoch_of or self.steps.plan.epoch)(number)
+        try:
+            is_same = epoch.digest(cursor) == digest
+        except IndexError:
+            is_same = False
+        if not is_same:
+            raise ValueError(
+                f"the first {cursor} rows of epoch {number} are not those that were handed out before the state was "
+                "saved: samples could be used then that can't be used now, or the other way round (an image that came "
+                "or went, another size), and some would come twice or never. Put the data back, or begin an epoch: "
+                f"`set_epoch({number + 1})` instead of the state"
+            )
+        self.epoch, self.cursor = epoch, cursor
 
 
 def check_ranks(batch_size: int, rank: int, world_size: int) -> None:

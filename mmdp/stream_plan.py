@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mmdp import planner
 from mmdp.arrivals import Arrivals, Arrived, Item, Snapshot, Taken, name_of
 from mmdp.assemble import Step
 from mmdp.dealing import deal
@@ -114,7 +115,9 @@ class StreamPlan:
     @property
     def fingerprint(self) -> str:
         """Hex digest of all that decides the rows, but for the samples themselves."""
-        text = f"{VERSION} {name_of(self.source)} {self.encoder.fingerprint} {self.budget} {self.seed}"
+        text = (
+            f"{VERSION} {planner.VERSION} {name_of(self.source)} {self.encoder.fingerprint} {self.budget} {self.seed}"
+        )
         return blake2b(f"stream {text} {self.window} {BLOCK} {BUFFER}".encode(), digest_size=8).hexdigest()
 
     def start(self, epoch: int) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Exact:
         return len(self.tokens)
 
     def __getitem__(self, index: int) -> Sample:
-        return Sample(str(index), (), (Turn("assistant", ("",)),), f"exact:{index}")
+        return Sample(str(index), (), (Turn("assistant", ("x",)),), f"exact:{index}")
 
     def image_sizes(self, sample: Sample) -> list[tuple[int, int]]:
         return [(self.side, self.side)] * (self.images[int(sample.id)] if self.images is not None else 0)

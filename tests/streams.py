@@ -38,7 +38,7 @@ class Listed:
 
 def exact(number: int, tokens: int, images: int = 0) -> Sample:
     """A sample for `ExactEncoder`."""
-    return Sample(f"{number}:{tokens}:{images}", (), (Turn("assistant", ("",)),), f"exact[{number}]")
+    return Sample(f"{number}:{tokens}:{images}", (), (Turn("assistant", ("x",)),), f"exact[{number}]")
 
 
 def bad(number: int) -> DataError:
