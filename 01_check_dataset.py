@@ -33,6 +33,9 @@ config = parse_flags("index", stage="01: one sample as a card, and the sizes of 
 # %% [markdown]
 # ## New: a source, an encoder, and sizes
 #
+# An image has a place in the text, and takes tokens there: placeholders, which the model fills with what its *vision
+# tower*, the part that looks at pixels, makes of the picture. So images and text fill one and the same sequence.
+#
 # `open_source` reads rows on demand. `Encoder` knows how text becomes tokens and what an image costs: 64 tokens each
 # with `fixed:64`, and a number that follows from height and width with `--vision qwen3_vl` and its like. With `fixed:N`
 # each image is resized to one square, 256 x 256, whatever its shape: it is squashed, as the model will see it. The
@@ -51,6 +54,8 @@ tokens = sizes.tokens[kept]
 build = mmdp.RowBuilder(source, encoder, sizes)
 choice = Random(config.seed)
 index = int(choice.choice(kept)) if config.index is None else config.index
+if not 0 <= index < len(source):
+    raise SystemExit(f"--index is {index}: the samples are 0 to {len(source) - 1}")
 while (row := build([index])).skipped and config.index is None:
     index = int(choice.choice(kept))  # its header was good, its pixels are not: show another one
 if row.skipped:
@@ -109,7 +114,7 @@ show(sorted_lengths(tokens, title=f"{len(tokens):,} samples by length"), "01_len
 #
 # 1. From 172 to 138, about the 32 tokens that the one image of most samples has lost. Text stays what it is: images
 #    are only 29 % of the tokens of this set. With many or large images it is the other way round; try your own data.
-# 2. 500 rows of 944 tokens hold 472,000, and 112,120 are real: 76 % is padding. No batch of stage 02 is that bad,
-#    because each is as long as *its* longest sample only.
+# 2. 500 rows of 944 tokens hold 472,000, and 112,120 are real: 76 % is padding. Hardly any batch of stage 02 is that
+#    bad, because each is as long as *its* longest sample only.
 #
 # </details>

@@ -73,9 +73,9 @@ show(row_map(drawn_rows(first, encoder.image_id), title=title), "02_row_map", co
 # %% [markdown]
 # ## What to see, and what comes next
 #
-# One long sample sets the length of its whole batch, and the other seven are grey behind it. On the demo set half of
-# all tokens are padding; stage 05 says at its end how much it is on your own. And each batch has another shape, which
-# compiled models dislike, and a memory need that nobody can tell beforehand.
+# One long sample sets the length of its whole batch, and most of the other seven are grey behind it. On the demo set
+# half of all tokens are padding; stage 05 says at its end how much it is on your own. And each batch has another
+# shape, which compiled models dislike, and a memory need that nobody can tell beforehand.
 #
 # What this stage does not do: bound anything. Stage 03 gives all batches one length, and has to decide what happens
 # to samples that are longer.

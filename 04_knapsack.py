@@ -46,19 +46,19 @@ for name, strategy in (("greedy", "greedy"), ("bin packing", "ffd")):
     print(f"{name}: {len(rows)} rows (lower bound {knapsack.lower_bound(lengths, None, toy)})")
     for row in rows:
         print(f"    {sum(lengths[index] for index in row):3d} = {' + '.join(str(lengths[index]) for index in row)}")
-    title = f"{name}: lengths 1 to 24 into {len(rows)} rows of 100"
+    title = f"{name}: lengths 1 to {lengths[-1]} into {len(rows)} rows of 100"
     show(row_map(planned_rows(rows, lengths, 100), title=title, length=100), f"04_toy_{strategy}", config)
 
 # %% [markdown]
 # ## 04b Producer and consumer
 #
 # An iterable data set packs on the fly, as the blog's does: each worker takes its share of the range, a thread works
-# ahead, and a queue of two rows holds it back. Two things go wrong in the wild: every worker reads everything, and a
-# consumer that stops early leaves a thread that waits for ever. `ahead` makes a producer and its consumer of any
-# iterator, and whichever of the two stops first, the other ends too.
+# ahead, and a queue of two rows (`depth`) holds it back. Two things go wrong in the wild: every worker reads
+# everything, and a consumer that stops early leaves a thread that waits for ever. `ahead` makes a producer and its
+# consumer of any iterator, and whichever of the two stops first, the other ends too.
 #
-# A packer on the fly has a limit of its own: it sees a buffer of samples only, and if these carry their images, that
-# buffer is where the memory goes.
+# Here a worker packs its whole share at once. A packer on the fly has a limit of its own: it sees a buffer of samples
+# only, and if these carry their images, that buffer is where the memory goes.
 
 
 # %%
@@ -67,7 +67,7 @@ class PackedRange(IterableDataset):
         worker = get_worker_info()
         share = lengths if worker is None else lengths[worker.id :: worker.num_workers]
         packed = knapsack.pack(share, None, toy)
-        return ahead([share[index] for index in row] for row in packed)
+        return ahead(([share[index] for index in row] for row in packed), depth=2)
 
 
 workers = {"num_workers": 2, "multiprocessing_context": "fork"}  # a class of this script: fork takes it along
@@ -128,7 +128,7 @@ report("04 knapsack", figures, config, say, sizes.messages(budget), sizes.skippe
 # %% [markdown]
 # ## The figures
 #
-# How full the rows are, for each packer (from 50 % up, if nearly all are fuller); and the first rows of the plan. The
+# How full the rows are, for each packer, fullest first; and the first rows of the plan. The
 # grey is what is left. The thick line is the knapsack: it ends at the bound. `ffd` and `bfd` differ by so little that
 # one lies on the other.
 

@@ -53,10 +53,11 @@ sizes = mmdp.measure(source, encoder, budget=budget, samples=config.samples, str
 # ## 05a Two budgets: why ordering by tokens alone fails
 #
 # A tight image budget follows the token budget: about as many images as come with so many tokens on average. Then both
-# bind; `sizes.suggest` finds the least that costs at most 2 % more rows. First-fit decreasing puts the longest samples
-# first, and is left with short ones: their rows run out of images while half of their tokens are free. The knapsack
-# keeps tokens in reserve for the images that are still to come: in each row, as many tokens for each image that is
-# still wanted as the samples in the buffer bring along.
+# bind; `sizes.suggest` finds the least that costs at most 2 % more rows than a budget of any number of images would.
+# First-fit decreasing puts the longest samples first, and is left with short ones: their rows run out of images while
+# half of their tokens are free. The knapsack keeps tokens in reserve for images that are still to come. If the samples
+# that wait bring 222 tokens for each image, and a row may take 3 images more, it keeps 666 tokens free for them, and
+# fills the rest. *Vary by* below is the standard deviation of the images a row, over their mean.
 
 # %%
 both = sizes.suggest(config.max_tokens)
@@ -69,7 +70,7 @@ print(f"rows of {both.tokens:,} tokens and {both.images} images, so that both bi
 for name, strategy in (("first-fit decreasing", "ffd"), ("knapsack", "knapsack")):
     rows = knapsack.pack(tokens, images, both, strategy=strategy)
     per_row = np.array([images[row].sum() for row in rows])
-    fills[name] = [tokens[row].sum() / both.tokens for row in rows]
+    fills[strategy] = [tokens[row].sum() / both.tokens for row in rows]
     spread = per_row.std() / max(per_row.mean(), 1e-9)
     over = len(rows) / bound - 1
     print(f"{name:>24}: {len(rows):4d} rows, {over:.1%} over the bound, images a row vary by {spread:.0%}")
@@ -80,13 +81,14 @@ show(fill_curves(fills, title=title, bound=bound), "05_two_budgets", config)
 # ## 05b New: a plan, and a loader that follows it
 #
 # `plan` gives the rows of every epoch: packed, of like cost where they meet in a step, the same for any number of
-# ranks and workers. `Loader` builds them ahead. Its whole state is a row number, so a run that was killed goes on
+# ranks and workers. It packs a stream of its own, so it may need a row more or less than 05a, or than stage 04; of some
+# 110 rows one is 1 %. `Loader` builds them ahead. Its whole state is a row number, so a run that was killed goes on
 # with the very next batch.
 #
 # Which image budget? The tight one of 05a costs a row or two more, and in return no row has many images: what the
-# vision tower needs for a step is bounded more closely, and ranks wait less for each other. A wide one, such as the
-# default of 9, leaves the packing to the tokens. Both are planned here; the rows that are built are those of
-# `--max-images`.
+# vision tower (the part of the model that looks at pixels) needs for a step is bounded more closely, and ranks wait
+# less for each other. A wide one, such as the default of 9, leaves the packing to the tokens. Both are planned here;
+# the rows that are built are those of `--max-images`.
 #
 # The blog packs what is already decoded: its buffer holds float images, and that is where its gigabytes and its long
 # wait for the first batch come from. Here the buffer holds sizes; a pixel is decoded when its row is due, and goes to
@@ -224,7 +226,7 @@ if model is not None:
 if model is not None and row is not None:
     isolation = mmdp.check_isolation(model, packed)
     mistaken = mmdp.check_isolation(model, packed, layout="positions_and_mask")
-    print(f"{isolation}\n    with a mask of ones the largest error would be {mistaken.error:.2g}")
+    print(f"{isolation}\n    with positions and a mask of ones the largest error would be {mistaken.error:.2g}")
     training |= {"isolation_error": isolation.error, "mistaken_error": mistaken.error}
 elif model is not None:
     print("    no row holds two samples: there is nothing to keep apart")
@@ -288,9 +290,10 @@ show(row_map(drawn_rows(first, encoder.image_id), length=budget.tokens, title=ti
 # 1. Padding rises from 1.4 to 36 %: rows are closed by their third image, with a third of their tokens empty. The
 #    suggestion is 5 images for 1024 tokens: **images should follow tokens**. A larger number costs no rows, since
 #    tokens then bind alone; rows differ more in images.
-# 2. The second number is the ceiling: no loader can beat batches that are there already. If both are alike, the data
-#    keep up, and work on the loader gains nothing. If they are not, the difference is what there is to gain, and the
-#    diagnosis of stage 06 says how.
+# 2. Look at the wait ratio first: below 5 % the data keep up, and work on the loader gains nothing. The second run is
+#    the ceiling: no loader can beat batches that are there already. On a GPU the difference is what there is to gain,
+#    and the diagnosis of stage 06 says how. On a CPU the model and the threads that decode share the processors, so
+#    the model itself is slower beside a loader; and runs of seconds differ a lot, so repeat them.
 # 3. The rows behind the third batch, none left out and none twice, in steps of the new size. The state counts rows of
 #    the plan, and the plan knows no batch size.
 #

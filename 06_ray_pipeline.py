@@ -123,7 +123,9 @@ print(f"a step with its batch at hand takes {1000 * floor:,.0f} ms: no loader ca
 #   Of the rows that may lie ready, none did when the step began to train.
 # - **twice as much or as fast**: what a store twice as fast, twice the processors and so on would give, each alone.
 #   `x1.14` is 1.14 times as many steps a second, `x1.00` is nothing.
-# - **next**: the lever to pull, and what it should give. The rung after shows whether that was true.
+# - **next**: the lever to pull, and what it should give: the least that brings nearly all of it. Where it says "fetch 8
+#   images at a time", the next rung, which orders all rows of a step, has more in the air and gains little by that. The
+#   rung after shows whether the prediction was true.
 
 # %%
 climbed = {}
@@ -232,8 +234,12 @@ if len(places) == 1 and climbed.keys() & {"spread", "near"}:
 # ## The ladder
 #
 # Some lines of the table need a word. *A perfect loader* is one whose batches are there already. *Puts* are rows that
-# were put into Ray's shared memory; a row of less than 100 kB travels with its answer instead. *Coordinator memory* is
-# the most that the coordinator's process had; *Ray's shared memory* the most that lay there, on all nodes.
+# were put into Ray's shared memory, a step's answer by value with them; a row of less than 100 kB travels with its
+# answer instead. *By value, one process* is what passes through whoever gathers the rows: on concurrent the trainer,
+# on prefetch the coordinator, and from references on nobody. *Coordinator memory* is the most that the coordinator's
+# process had; *Ray's shared memory* the most that lay there, on all nodes. *First batch after* grows from rung to
+# rung, since each starts its actors anew, and from prefetch on a coordinator before them: some seconds of imports,
+# paid once a run.
 
 # %%
 console = Console()

@@ -302,7 +302,7 @@ def ladder_table(climbed: Sequence[RungFigures]) -> Table:
         "first batch after": lambda one: f"{one.seconds_to_first:.1f} s",
         "trainer CPU a step": lambda one: ms(one.trainer_cpu),
         "coordinator CPU a step": lambda one: ms(one.coordinator_cpu),
-        "through coordinator": lambda one: mb(one.coordinator_bytes),
+        "by value, one process": lambda one: mb(one.coordinator_bytes),
         "puts a batch": lambda one: f"{one.puts:.1f}" if one.rung.has_actors else "-",
         "coordinator memory": lambda one: mb(one.coordinator_memory),
         "Ray's shared memory": lambda one: mb(one.store_bytes),

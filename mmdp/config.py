@@ -32,7 +32,7 @@ class Config:
         tokenizer: `demo`, a local folder, or a name on the Hub.
         vision: model family that says what an image costs: `fixed:64`, `qwen3_vl`, `smolvlm`, ...
         chat_template: instead of the tokenizer's own: `chatml`, or Jinja text.
-        seed: of everything random: the demo data, the order, the choice of a card.
+        seed: of everything random: the order of samples, the choice of a card.
         samples: read at most this many samples; None for all.
         index: show this sample; None for one by seed.
         batch_size: rows a batch.

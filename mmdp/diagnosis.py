@@ -155,7 +155,12 @@ def _best_lever(work: StepWork, pace: Pace, bound: str) -> tuple[str, Pace]:
     if words:
         return words, best
     if bound == "trainer" or _ratio(work.wait, work.train) <= _ENOUGH:
-        return "nothing to do for the feeding: the trainer is busy, and rows lie ready", pace
+        if work.window is None or work.window[0] >= pace.rows:
+            return "nothing to do for the feeding: the trainer is busy, and rows lie ready", pace
+        return (
+            "nothing to do for the feeding now; rows come just in time, so a faster trainer would wait for them",
+            pace,
+        )
     return f"no lever of the loader helps: {bound} itself has to become faster", pace
 
 

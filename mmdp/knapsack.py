@@ -64,8 +64,8 @@ def pack(
     Raises:
         ValueError: an unknown strategy, or sizes that are no sizes.
 
-    >>> [len(pack(range(1, 25), None, Budget(tokens=100), strategy)) for strategy in STRATEGIES]
-    [4, 3, 3, 3]
+    >>> [len(pack(range(1, 25), None, Budget(tokens=100), strategy)) for strategy in ("greedy", "ffd")]
+    [4, 3]
     """
     _check(budget)
     if strategy not in STRATEGIES:

@@ -99,7 +99,7 @@ def from_afar(data: str, *, latency_ms: float = MEDIAN_MS, config: Config | None
 
     Raises:
         FileNotFoundError: no such file.
-        ImportError, RuntimeError, ValueError: as `serve`.
+        ImportError, RuntimeError, ValueError: as `serve`; or it is a folder.
     """
     if is_remote(data) or data.startswith("hf:"):
         yield data
@@ -110,8 +110,10 @@ def from_afar(data: str, *, latency_ms: float = MEDIAN_MS, config: Config | None
         path = demo_jsonl((config or Config()).cache_dir or cache_folder())
     else:
         path = Path(data).expanduser()
+        shown = shorten(str(path.absolute()), 300)
+        if path.is_dir():
+            raise ValueError(f"{shown} is a folder: give the file of its rows, which an object store can serve")
         if not path.is_file():
-            shown = shorten(str(path.absolute()), 300)
             raise FileNotFoundError(f"no such file: {shown}. Correct the path, which starts at the working folder")
     with serve(path.parent, latency_ms=latency_ms) as uri:
         yield f"{uri}/{path.name}"

@@ -127,11 +127,12 @@ def _drafts(row: Mapping[str, object], root: str, *, has_images: bool) -> list[_
     """The turns of whichever form the row has."""
     forms = [form for form in FORMS if row.get(form) is not None]
     if len(forms) != 1:
-        found = " and ".join(forms) or f"neither {', '.join(FORMS[:-1])} nor {FORMS[-1]}"
+        keys = f"the keys {shorten(', '.join(map(str, row)))}" if row else "no keys"
+        found = " and ".join(forms) or f"{keys}, and neither {', '.join(FORMS[:-1])} nor {FORMS[-1]}"
         refuse(
             Reason.WRONG_FORM,
             forms[0] if forms else "",
-            f"the row has {found}, wanted exactly one of them: correct the row",
+            f"the row has {found}, wanted exactly one of the three row forms (docs/own_data.md): correct the row",
         )
     form = forms[0]
     turns = read_turns(row[form], form)

@@ -10,6 +10,8 @@ which is Trainer's own, over a data set and a collator of the caller.
 | it takes `use_cache=False` out of a batch, and packed samples of Qwen-VL see each other | `adapt`, right at the call |
 | it leaves the mean over micro-steps to the model, and some models (Qwen-VL) do not take it | `mmdp.loss`, in one sum |
 | it resumes by building all batches of the epoch again, and dropping them | the loader goes on where it was |
+| it saves the weights of some models (Qwen2.5-VL) under other names than it loads them by: a resumed run begins with \
+fresh ones, and a warning | weights of other names are loaded by `from_pretrained`; any that lack are an error |
 
 The epochs of Trainer all have as many steps as the first epoch of the plan. Those of a plan may differ by a few rows,
 and so the loader's batches run on from one epoch into the next: none is lost, and none comes twice.
@@ -24,7 +26,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from mmdp.device import Feed, feed
 from mmdp.loader import Loader
@@ -81,6 +83,37 @@ class PackedTrainer(Trainer):
         self._start: dict[str, Any] | None = None
         self._resumed: str | None = None
         self._stream: _Stream | None = None
+        self._misnamed: list[str] = []
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._load_misnamed(resume_from_checkpoint, self.model if model is None else model)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._load_misnamed(str(self.state.best_model_checkpoint), self.model)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        self._misnamed = [*load_result.missing_keys, *load_result.unexpected_keys]
+
+    def _load_misnamed(self, folder: str, model: Any) -> None:
+        """Loads a checkpoint by the names that its model was saved with, where some did not fit."""
+        names, self._misnamed = self._misnamed, []
+        if not names:
+            return
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError(
+                f"the checkpoint {folder} holds other weights than the model, {len(names)} such as {names[0]}: resume "
+                "with the model that was saved"
+            )
+        loaded: Any = type(model).from_pretrained(folder, dtype="auto", output_loading_info=True)
+        saved, told = loaded
+        if lacking := [*told["missing_keys"], *told["mismatched_keys"]]:
+            raise ValueError(
+                f"the checkpoint {folder} lacks {len(lacking)} weights of the model, such as {lacking[0]}: resume with "
+                "the model that was saved"
+            )
+        model.load_state_dict(saved.state_dict())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As Trainer's; from a checkpoint it goes on with the batch after the last one trained on.

@@ -56,7 +56,7 @@ def vision_family(spec: str) -> VisionFamily:
     """
     name, _, rest = spec.partition(":")
     if name not in _FAMILIES:
-        known = ", ".join(_FAMILIES).replace("fixed", "fixed:N")
+        known = ", ".join("fixed:N" if one == "fixed" else one for one in _FAMILIES)
         raise ValueError(f"unknown vision family {shorten(name)}: the families are {known}")
     family = _FAMILIES[name]
     changes: dict[str, Any] = {}

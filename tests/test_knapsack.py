@@ -402,7 +402,7 @@ def test_an_unknown_strategy_names_the_known_ones():
     for function in (pack, refused, lower_bound):
         with pytest.raises(ValueError, match=r"the budget is 100: give a Budget, such as mmdp.Budget\(tokens=100\)"):
             function([15], None, 100)
-    with pytest.raises(ValueError, match=r"'worst'.*greedy, ffd, bfd, knapsack"):
+    with pytest.raises(ValueError, match=rf"'worst'.*{', '.join(STRATEGIES)}"):
         pack([1], None, Budget(tokens=8), "worst")
 
 

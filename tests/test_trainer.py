@@ -11,7 +11,7 @@ import pytest
 import torch
 from runs import Road, forkserver, in_child
 from streams import Listed
-from tiny_models import make_model, packed
+from tiny_models import SPECS, make_model, packed
 from torch.utils.data import DataLoader, IterableDataset
 from training_runs import (
     arguments,
@@ -253,6 +253,40 @@ def test_a_checkpoint_tells_the_last_batch_trained_on(parts, tmp_path, monkeypat
         trainer.train(resume_from_checkpoint=True)
     assert "checkpoint-4 is no whole checkpoint" in caplog.text
     assert batches.samples()[:4] == batches.samples()[4:]
+
+
+@pytest.mark.parametrize("family", SPECS)
+def test_a_checkpoint_gives_back_the_weights(family, tmp_path):
+    """Of every family, also where they are saved under other names than they have: into a model of other weights."""
+    parts = parts_of(family, repeat=2)
+
+    def trainer(shift: float, steps: int):
+        model = make_model(family, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(shift)
+        options = {"save_strategy": "steps", "save_steps": 2, "max_steps": steps}
+        loader = INLINE.batches(parts, 2)
+        return mmdp.packed_trainer(model, arguments(tmp_path, **options), loader, optimizers=sgd_for_trainer(model))
+
+    first = trainer(0, 2)
+    first.train()
+    resumed = trainer(1, 2)
+    assert not torch.equal(weights(first.model), weights(resumed.model))
+    resumed._load_from_checkpoint(str(tmp_path / "checkpoint-2"))  # as `train` does it
+    assert torch.equal(weights(first.model), weights(resumed.model))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    """Weights that are not there are an error, and no warning."""
+    parts = parts_of("qwen2_5_vl", repeat=2)
+    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    model = make_model("qwen2_5_vl", dtype=torch.float32)
+    mmdp.packed_trainer(model, arguments(tmp_path, **options), INLINE.batches(parts, 2)).train()
+    other = make_model("smolvlm", dtype=torch.float32)
+    again = mmdp.packed_trainer(other, arguments(tmp_path, **options), INLINE.batches(parts_of("smolvlm"), 2))
+    with pytest.raises(ValueError, match=r"lacks \d+ weights of the model"):
+        again._load_from_checkpoint(str(tmp_path / "checkpoint-1"))
 
 
 def test_checkpoints_that_can_not_be_resumed(parts, tmp_path):

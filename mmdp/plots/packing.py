@@ -19,8 +19,8 @@ from mmdp.plots.rows import DrawnRow, DrawnSegment
 from mmdp.plots.style import INK, SAMPLE_COLOURS, WIDTH, dress, layout, legend
 
 _DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", ":", "-.")
-_SEEN, _NEARLY = 0.5, 0.95
-"""Where so many rows of each packer are fuller than this, the picture begins here: what differs lies above."""
+_KNOWN = ("greedy", "ffd", "bfd", "knapsack")
+"""Packers with a colour of their own, the same in every picture; others get the colours behind these."""
 
 
 def planned_rows(
@@ -50,8 +50,10 @@ def fill_curves(fills: Mapping[str, Sequence[float] | np.ndarray], *, title: str
     axes = figure.subplots()
     most = max([len(fill) for fill in fills.values()] + [bound or 0, 1])
     keys = []
+    others = [name for name in fills if name.split()[0] not in _KNOWN]
     for number, (name, fill) in enumerate(fills.items()):
-        colour = SAMPLE_COLOURS[number % len(SAMPLE_COLOURS)]
+        place = len(_KNOWN) + others.index(name) if name in others else _KNOWN.index(name.split()[0])
+        colour = SAMPLE_COLOURS[place % len(SAMPLE_COLOURS)]
         is_last = number == len(fills) - 1
         style, wide = _DASHES[0 if is_last else number % len(_DASHES)], 5.0 if is_last else 2.0
         ordered = np.sort(np.asarray(fill, dtype=float))[::-1]
@@ -70,11 +72,9 @@ def fill_curves(fills: Mapping[str, Sequence[float] | np.ndarray], *, title: str
         axes.axvline(bound, color=INK, linewidth=1.5, zorder=2.2)
         keys.append(Line2D([], [], color=INK, linewidth=1.5, label=f"lower bound: {bound:,} rows"))
     axes.set_xlim(0, most * 1.02)
-    low = min((float(np.quantile(fill, 1 - _NEARLY)) for fill in fills.values() if len(fill)), default=0.0)
-    bottom = _SEEN if low > _SEEN else 0.0
-    axes.set_ylim(bottom, 1.02)
+    axes.set_ylim(0, 1.02)
     dress(axes, title, "rows, fullest first", "real tokens, share of the row")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_yticks([tick for tick in (0, 0.25, 0.5, 0.75, 1) if tick >= bottom])
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     legend(figure, keys)
     return figure
