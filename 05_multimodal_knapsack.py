@@ -172,11 +172,12 @@ show(padding_strip(strip, title=f"what {len(kept):,} samples become, stage by st
 # mask, and `use_cache=False`. Padding needs no mask either: it is a block of its own, and has no labels.
 
 # %%
-row = next((row for row in plan.epoch(0) if len(row) > 1), None)
+build = mmdp.RowBuilder(source, encoder, sizes)
+row = next((row for row in map(build, plan.epoch(0)) if len(row.samples) > 1), None)  # a damaged image leaves its row
 if row is not None:
-    packed = mmdp.batch([mmdp.RowBuilder(source, encoder, sizes)(row)], pad_id=encoder.pad_id)
+    packed = mmdp.batch([row], pad_id=encoder.pad_id)
     positions, segments = packed.position_ids[0].numpy(), packed.segments[0].numpy()
-    show(sight(positions, segments, title=f"who sees whom: one row of {len(row)} samples"), "05_sight", config)
+    show(sight(positions, segments, title=f"who sees whom: one row of {len(row.samples)} samples"), "05_sight", config)
 
 # %% [markdown]
 # `feed` keeps one batch ready on the device while the model trains on the one before. `WaitMeter` measures how long the

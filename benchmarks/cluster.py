@@ -51,6 +51,7 @@ from cluster_start import (
     cluster,
 )
 from hosts import why_not
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -233,8 +234,25 @@ def main() -> int:
     if report:
         report.write_text(json.dumps(found, indent=1) + "\n")
     if figure:
-        save(cluster_bars(found["summary"], title="the same knobs on a small and on a large cluster"), figure)
+        save(drawn(found["summary"]), figure)
     return 0
+
+
+_ROLES = {"g": "head, coordinator, workers", "c": "hosts of more workers", "r": "hosts of ranks", "s": "object store"}
+_TITLES = {"small": "one rank", "large": "four ranks on two hosts"}
+
+
+def drawn(summary: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """The table as a figure, with hosts put together by what runs on them."""
+    named: dict[str, dict[str, Any]] = {}
+    for scale, cells in summary.items():
+        column = named[_TITLES.get(scale, scale)] = {}
+        for cell, one in cells.items():
+            sent = dict.fromkeys(_ROLES.values(), 0.0)
+            for host, rate in one["sent_bytes_per_second"].items():
+                sent[_ROLES[host[0]]] += rate
+            column[cell] = {**one, "sent_bytes_per_second": sent}
+    return cluster_bars(named, title="the same knobs on one cluster of hosts, for one rank and for four")
 
 
 if __name__ == "__main__":

@@ -85,5 +85,5 @@ def check_pixels(width: int, height: int, max_pixels: int) -> None:
         raise DataError(
             Reason.IMAGE_TOO_LARGE,
             f"{width} x {height} is {width * height} pixels, more than max_pixels = {max_pixels}: "
-            "make the image smaller or raise Config.max_pixels",
+            "make the image smaller, or give Encoder a larger max_pixels",
         )

@@ -29,6 +29,8 @@ def main(args: Sequence[str] | None = None) -> None:
         args=arguments,
         common=(),
     )
+    if config.report is not None:
+        config.report.parent.mkdir(parents=True, exist_ok=True)
     source = open_source(config.data)
     encoder = Encoder(config.tokenizer, config.vision, chat_template=config.chat_template)
     budget = Budget(config.max_tokens, config.max_images)

@@ -29,7 +29,7 @@ import numpy as np
 
 from mmdp.dealing import Measured, deal, row_costs
 from mmdp.records import Budget
-from mmdp.refusals import Reason
+from mmdp.refusals import Reason, shorten
 from mmdp.row_stream import BUFFER, RowStream
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ def plan(
     Raises:
         ValueError: a number below 1, or no sample that fits a row.
     """
+    if not isinstance(budget, Budget):
+        raise ValueError(f"the budget is {shorten(budget)}: give a Budget, such as mmdp.Budget(tokens=1024, images=9)")
+    if not hasattr(sizes, "require"):
+        raise ValueError(f"{shorten(sizes)} are no sizes: give what mmdp.measure(source, encoder) returns")
     for name, value in (("window", window), ("block", block), ("buffer", buffer)):
         if value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")

@@ -30,7 +30,7 @@ class Reason(StrEnum):
     EMPTY_IMAGE = "empty_image"  # zero bytes
     NOT_AN_IMAGE = "not_an_image"  # bytes of no known image format, such as a saved error page
     DAMAGED_IMAGE = "damaged_image"  # truncated, or fails while decoding
-    IMAGE_TOO_LARGE = "image_too_large"  # more pixels than Config.max_pixels
+    IMAGE_TOO_LARGE = "image_too_large"  # more pixels than the encoder's max_pixels
     IMAGE_ASPECT = "image_aspect"  # a side ratio that the vision family can't take
     CHANGED_IMAGE = "changed_image"  # another size than when it was measured
     # the budget

@@ -41,15 +41,18 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
     left_out = packed.skipped.total()
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in packed.skipped.most_common())
     per_image = f"an image every {lengths.sum() / images.sum():,.0f} tokens" if images.sum() else "no images"
+    lost = f"; {1 - packed.tokens / lengths.sum():.0%} of the tokens that can be read" if left_out else ""
     share = np.quantile(lengths, 0.99, method="higher")
     lines = [
         f"What {name} asks for",
-        f"  samples   {len(sizes):,}, of which {len(usable):,} can be read: median {np.median(lengths):,.0f}, "
-        f"99 % up to {share:,.0f}, longest {lengths.max():,} tokens; {per_image}",
-        f"  now       padded to the longest of each batch: {naive.padding_share:.0%} of all tokens are padding",
+        f"  samples   {len(sizes):,}, of which {len(usable):,} can be read; {per_image}",
+        f"  lengths   median {np.median(lengths):,.0f}, 95 % up to {np.quantile(lengths, 0.95, method='higher'):,.0f}, "
+        f"99 % up to {share:,.0f}, longest {lengths.max():,} tokens",
+        f"  now       all of them, padded to the longest of each batch: {naive.padding_share:.0%} of all tokens are "
+        "padding",
         f"  packed    into rows of {budget.tokens:,} tokens: {packed.padding_share:.1%} are; the model computes "
         f"{after:.2f} positions for each real token, not {before:.2f}",
-        f"  skipped   {left_out:,} of {len(sizes):,}" + (f": {reasons}" if reasons else ""),
+        f"  skipped   {left_out:,} of {len(sizes):,}" + (f": {reasons}" if reasons else "") + lost,
     ]
     if left_out > _ALARM_SHARE * len(sizes):
         most, count = packed.skipped.most_common(1)[0]

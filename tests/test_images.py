@@ -616,7 +616,9 @@ def test_formats_that_run_programs_are_not_images():
 def test_the_pixel_cap_names_its_numbers():
     """One pixel too many is refused, with both sides, the cap and the knob in the message; the cap itself passes."""
     check_pixels(30, 20, 600)
-    with pytest.raises(DataError, match=r"30 x 21 is 630 pixels.*max_pixels = 600.*Config.max_pixels") as caught:
+    with pytest.raises(
+        DataError, match=r"30 x 21 is 630 pixels.*max_pixels = 600.*Encoder a larger max_pixels"
+    ) as caught:
         check_pixels(30, 21, 600)
     assert Reason.IMAGE_TOO_LARGE == caught.value.reason
     for data in FILES.values():

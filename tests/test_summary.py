@@ -30,7 +30,8 @@ def test_the_numbers_are_those_of_the_data(sizes):
     text = summary("rows.jsonl", sizes, budget, naive, packed)
     kept = sizes.tokens[sizes.kept()]
     assert "What rows.jsonl asks for" == text.splitlines()[0]
-    assert f"24, of which 23 can be read: median {np.median(kept):,.0f}" in text
+    assert "24, of which 23 can be read;" in text
+    assert f"median {np.median(kept):,.0f}, 95 % up to {np.sort(kept)[21]:,}, 99 % up to {kept.max():,}" in text
     assert f"99 % up to {sorted(kept)[-1]:,}" in text  # a sample's own length: less would not hold so many
     assert f"longest {kept.max():,} tokens" in text
     assert "60% of all tokens are padding" in text

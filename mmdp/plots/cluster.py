@@ -74,7 +74,7 @@ def _sent(axes: Axes, cells: Mapping[str, Mapping[str, Any]], *, is_first: bool)
                 gid=host,
             )
             below += sent / 1e6
-    dress(axes, "", "", "MB/s sent, by host" if is_first else "")
+    dress(axes, "", "", "MB/s sent" if is_first else "")
 
 
 def _colour(place: int) -> str:
