@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from PIL import Image
+from small import write_data
 
 import mmdp
 
@@ -186,7 +187,7 @@ def test_packed_rows_train(demo_reports):
     )
     assert f"wait ratio {training['wait_ratio']:.1%} on {training['device']}, fed by the loader" in printed
     assert "packed samples are the same as alone" in printed
-    assert f"with a mask of ones the largest error would be {training['mistaken_error']:.2g}" in printed
+    assert f"with positions and a mask of ones the largest error would be {training['mistaken_error']:.2g}" in printed
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -199,6 +200,21 @@ def test_training_on_a_perfect_loader(tmp_path):
     assert losses[-1] < losses[0]
     assert report["training"]["perfect"]
     assert "fed by the same batches over and over" in printed
+
+
+def test_damaged_images_cost_no_report(tmp_path):
+    """05c: of the first row one sample is left when it is built; samples are kept apart in another row."""
+    path = write_data(tmp_path / "data", (1,), repeat=12)
+    sizes = mmdp.measure(mmdp.open_source(path), mmdp.Encoder())
+    rows = [row.tolist() for row in mmdp.plan(sizes, mmdp.Budget(300, 3)).epoch(0)]
+    first = next(row for row in rows if len(row) > 1)
+    for sample in first[1:]:
+        image = path.parent / f"{sample}-0.png"
+        image.write_bytes(image.read_bytes()[:-40])
+    flags = ("--data", path, "--max-tokens", 300, "--max-images", 3, "--train", 1)
+    report = judged("05_multimodal_knapsack.py", tmp_path, FIGURES_05, *flags)
+    assert {"damaged_image": len(first) - 1} == report["skipped"]
+    assert 1e-4 > report["training"]["isolation_error"]
 
 
 def test_no_model_takes_these_images(tmp_path):
