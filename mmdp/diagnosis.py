@@ -155,7 +155,7 @@ def _best_lever(work: StepWork, pace: Pace, bound: str) -> tuple[str, Pace]:
     if words:
         return words, best
     if bound == "trainer" or _ratio(work.wait, work.train) <= _ENOUGH:
-        if work.window is None or work.window[0] >= pace.rows:
+        if work.window is None or round(work.window[0]) >= pace.rows:  # a batch, as it is printed
             return "nothing to do for the feeding: the trainer is busy, and rows lie ready", pace
         return (
             "nothing to do for the feeding now; rows come just in time, so a faster trainer would wait for them",
