@@ -162,6 +162,24 @@ def test_the_one_that_the_guide_shows_works(tmp_path, monkeypatch):
     assert [0, 1] == sorted(batch.samples[0])
 
 
+def test_the_stream_that_the_guide_shows_works(tmp_path, monkeypatch):
+    """docs/own_data.md: rows of any iterable; a bad one is counted, and the loop can be repeated."""
+    text = (Path(__file__).resolve().parent.parent / "docs" / "own_data.md").read_text()
+    code = text.split("## Large data")[1].split("```python\n")[1].split("```")[0]
+    shown: dict[str, Any] = {"mmdp": mmdp}
+    exec(code, shown)
+    small.write_data(tmp_path / "my" / "images", (1, 1))
+    monkeypatch.chdir(tmp_path)
+    turns = [{"user": "what is it", "assistant": "fox"}]
+    rows = [{"images": ["0-0.png"], "texts": turns}, {"image": "1-0.png"}, {"texts": turns}]
+    encoder = mmdp.Encoder(small.tokenizer(), "fixed:4:side=8")
+    loader = mmdp.StreamLoader(shown["Rows"](rows), encoder, mmdp.Budget(200, 4), batch_size=1)
+    for _ in range(2):
+        (batch,) = loader
+        assert [0, 2] == sorted(batch.samples[0])
+        assert {1: Reason.WRONG_FORM} == dict(batch.skipped)
+
+
 # What a source gives that is no sample
 
 
