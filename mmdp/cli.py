@@ -139,7 +139,7 @@ def report(
         figures: the keys every stage has.
         config: for the path of the report.
         say: the number that this stage moves, for the end of the line.
-        messages: of samples that were left out; one for each reason is printed below the line.
+        messages: of samples that were left out; one for each reason is printed below the line, all are in the report.
         reasons: of these samples.
         more: what this stage adds to the report.
     """
@@ -148,7 +148,7 @@ def report(
     print_messages(messages or {}, reasons or {})
     if config.report is not None:
         config.report.parent.mkdir(parents=True, exist_ok=True)
-        config.report.write_text(json.dumps(whole, indent=1) + "\n")
+        config.report.write_text(json.dumps({**whole, "messages": messages or {}}, indent=1) + "\n")
 
 
 def print_messages(messages: Mapping[int, str], reasons: Mapping[int, Reason]) -> None:

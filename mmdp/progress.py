@@ -40,9 +40,11 @@ def track(items: Sequence[T], what: str, *, unit_size: int = 1) -> Iterator[T]:
 
 
 def _with_lines(items: Sequence[T], what: str, unit_size: int) -> Iterator[T]:
-    said = time.monotonic()
+    began = said = time.monotonic()
     for number, item in enumerate(items):
         if time.monotonic() - said > _EVERY:
             said = time.monotonic()
             print(f"{what}: {number * unit_size:,} of {len(items) * unit_size:,}", file=sys.stderr, flush=True)
         yield item
+    if said > began:
+        print(f"{what}: all {len(items) * unit_size:,}", file=sys.stderr, flush=True)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from mmdp.sizes import Sizes
 
 
+_FEW_ROWS = 20
+"""With fewer, a last row that is not full, and a lower bound that is rounded up, weigh much."""
+
 _ALARM_SHARE = 0.5
 """With more than this share left out, what is left says little about the data."""
 
@@ -71,4 +74,8 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
     lines.append(f"            with {budget.tokens:,} tokens as here: --max-images {same.images}{more}")
     if images.any():
         lines.append("            Images should follow tokens: with fewer images than this, rows are closed early")
+    if packed.rows < _FEW_ROWS:
+        lines.append(
+            f"  note      {packed.rows} rows are few: one of them that is not full weighs much in these numbers"
+        )
     return "\n".join(lines)

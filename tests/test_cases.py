@@ -19,6 +19,9 @@ from mmdp.refusals import DataError, Reason
 from mmdp.sizes import Sizes
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* samples can't be used")
+
+
 @pytest.fixture(scope="module")
 def cases(shared, tmp_path_factory):
     """Runs a handed script once, and gives back its folder and what it expects."""

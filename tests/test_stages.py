@@ -214,6 +214,8 @@ def test_damaged_images_cost_no_report(tmp_path):
     flags = ("--data", path, "--max-tokens", 300, "--max-images", 3, "--train", 1)
     report = judged("05_multimodal_knapsack.py", tmp_path, FIGURES_05, *flags)
     assert {"damaged_image": len(first) - 1} == report["skipped"]
+    assert all("damaged_image" in text for text in report["messages"].values())
+    assert sorted(map(int, report["messages"])) == sorted(first[1:])
     assert 1e-4 > report["training"]["isolation_error"]
 
 
