@@ -18,7 +18,6 @@ from mmdp.records import IGNORE, Budget
 from mmdp.refusals import DataError, Reason
 from mmdp.sizes import Sizes
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:.* samples can't be used")
 
 

@@ -134,7 +134,7 @@ def test_a_report_has_the_same_keys_in_every_stage(tmp_path, capsys):
         == (capsys.readouterr().out)
     )
     saved = json.loads((tmp_path / "deep" / "r.json").read_text())
-    assert {*KEYS, "samples_per_second", "extra"} == set(saved)
+    assert {*KEYS, "samples_per_second", "extra", "messages"} == set(saved)
     assert (7, 4.0) == (saved["extra"], saved["samples_per_second"])
 
 
