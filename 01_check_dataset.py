@@ -3,9 +3,9 @@
 #
 # **The question:** what will my loader have to carry?
 #
-# Before a loader is written, look at what it will load. A *sample* is one row of the data set: no, one or several
-# images, and turns of question and answer. Its *size* is what it will ask of a batch: how many tokens its text and
-# its images become. Sizes differ from sample to sample, and that is where all the trouble starts.
+# Before a loader is written, look at what it will load. A *sample* is one record of the data set, a line of its file:
+# no, one or several images, and turns of question and answer. Its *size* is what it will ask of a batch: how many
+# tokens its text and its images become. Sizes differ from sample to sample, and that is where all the trouble starts.
 #
 # The blog ([Efficient MultiModal Data Pipeline](https://huggingface.co/blog/mmdp), by the authors of
 # [nanoVLM](https://github.com/huggingface/nanoVLM)) starts here too, with one sample on the screen. This stage goes one
