@@ -30,6 +30,7 @@ import numpy as np
 from mmdp.dealing import Measured, deal, row_costs
 from mmdp.records import Budget
 from mmdp.refusals import Reason, shorten
+from mmdp.row_hashes import row_digests, shuffle_keys
 from mmdp.row_stream import BUFFER, RowStream
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ class Epoch(Sequence[np.ndarray]):
             flat = np.fromiter((index for row in rows for index in row), dtype=np.int32, count=int(offsets[-1]))
             flat.flags.writeable = False
             before = self._digests[-1][-1] if self._digests else np.uint64(0)
-            self._digests.append(_digests(flat, offsets, self._ends[-1], before))
+            self._digests.append(row_digests(flat, offsets, self._ends[-1], before))
             self._windows.append((flat, offsets))
             self._ends.append(self._ends[-1] + len(rows))  # last, since readers take no lock
             return True
@@ -270,13 +271,13 @@ def arrange(
     order = np.argsort(row_costs(rows, sizes), kind="stable")
     blocks = [order[start : start + block] for start in range(0, len(order), block)]
     numbers = np.arange(first_block, first_block + len(blocks), dtype=np.uint64)
-    mixed = np.argsort(_keys(numbers, seed, epoch, salt=1), kind="stable")
+    mixed = np.argsort(shuffle_keys(numbers, seed, epoch, salt=1), kind="stable")
     return [int(place) for number in mixed for place in blocks[number]]
 
 
 def shuffled(plan: Plan, epoch: int) -> np.ndarray:
     """(N,) int64, all samples in the order in which the packer of this epoch meets them."""
-    keys = _keys(np.arange(len(plan.sizes), dtype=np.uint64), plan.seed, epoch, salt=0)
+    keys = shuffle_keys(np.arange(len(plan.sizes), dtype=np.uint64), plan.seed, epoch, salt=0)
     return np.argsort(keys, kind="stable")
 
 
@@ -294,37 +295,3 @@ def _stream(plan: Plan, epoch: int) -> Iterator[tuple[int, int, int]]:
                 yield index, tokens, images
     if not found:
         raise ValueError(f"none of the {len(sizes)} samples fits a row of {budget}: {sizes.counts(budget)}")
-
-
-def _keys(numbers: np.ndarray, seed: int, epoch: int, *, salt: int) -> np.ndarray:
-    """(N,) uint64 keys to sort by: SplitMix64 of each number, from a start that seed, epoch and salt decide.
-
-    A hash of our own, because NumPy may change what a seed gives from one release to the next.
-    """
-    digest = blake2b(f"{seed} {epoch} {salt}".encode(), digest_size=8).digest()
-    return _mixed(numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(digest, "little")))
-
-
-def _digests(flat: np.ndarray, offsets: np.ndarray, first_row: int, before: np.uint64) -> np.ndarray:
-    """(R,) uint64, for each row of a window a digest of it and of all rows before it.
-
-    Args:
-        flat: (N,) sample indices of all its rows.
-        offsets: (R + 1,) where each row begins in them.
-        first_row: number of its first row in the epoch.
-        before: the digest of the rows before the window.
-    """
-    lengths = np.diff(offsets)
-    rows = np.arange(first_row, first_row + len(lengths), dtype=np.uint64)
-    places = np.arange(len(flat), dtype=np.uint64) - np.repeat(offsets[:-1], lengths).astype(np.uint64)
-    words = _mixed(_mixed(flat.astype(np.uint64) + (places << np.uint64(32))) + np.repeat(rows, lengths))
-    found: np.ndarray = np.cumsum(np.add.reduceat(words, offsets[:-1])) + before
-    return found
-
-
-def _mixed(keys: np.ndarray) -> np.ndarray:
-    """(N,) uint64, each key through the finisher of SplitMix64."""
-    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = keys ^ (keys >> np.uint64(31))
-    return mixed

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from mmdp.device import Feed, feed
 from mmdp.loader import Loader
@@ -35,7 +35,7 @@ from mmdp.packed_dataset import PackedDataset
 from mmdp.records import Batch
 from mmdp.refusals import shorten
 from mmdp.steps import Steps
-from mmdp.trainer_checkpoint import LoaderProgress, last_whole, loader_state, trainer_state
+from mmdp.trainer_checkpoint import LoaderProgress, last_whole, load_misnamed, loader_state, trainer_state
 
 
 def packed_trainer(
@@ -99,21 +99,8 @@ class PackedTrainer(Trainer):
     def _load_misnamed(self, folder: str, model: Any) -> None:
         """Loads a checkpoint by the names that its model was saved with, where some did not fit."""
         names, self._misnamed = self._misnamed, []
-        if not names:
-            return
-        if not isinstance(model, PreTrainedModel):
-            raise ValueError(
-                f"the checkpoint {folder} holds other weights than the model, {len(names)} such as {names[0]}: resume "
-                "with the model that was saved"
-            )
-        loaded: Any = type(model).from_pretrained(folder, dtype="auto", output_loading_info=True)
-        saved, told = loaded
-        if lacking := [*told["missing_keys"], *told["mismatched_keys"]]:
-            raise ValueError(
-                f"the checkpoint {folder} lacks {len(lacking)} weights of the model, such as {lacking[0]}: resume with "
-                "the model that was saved"
-            )
-        model.load_state_dict(saved.state_dict())
+        if names:
+            load_misnamed(model, folder, names)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As Trainer's; from a checkpoint it goes on with the batch after the last one trained on.

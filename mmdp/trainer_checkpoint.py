@@ -1,7 +1,7 @@
-"""What a checkpoint of transformers.Trainer says of the loader.
+"""What a checkpoint of transformers.Trainer says of the loader, and its weights where their names have changed.
 
 Adds: `LoaderProgress`, the callback by which the loader's state gets into it; `loader_state`, which reads it;
-`last_whole`, the last checkpoint of a folder that was written to its end.
+`last_whole`, the last checkpoint of a folder that was written to its end; `load_misnamed`, for its weights.
 Leaves out: the training (`trainer.py`).
 
 The state is that of the last batch trained on. It stands in `trainer_state.json`, the last file that Trainer writes
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 _log = logging.getLogger(__name__)
@@ -85,3 +86,29 @@ def last_whole(folder: str | None) -> str:
         else:
             return str(path)
     raise ValueError(f"there is no whole checkpoint in {folder}: train without one first")
+
+
+def load_misnamed(model: Any, folder: str, names: Sequence[str]) -> None:
+    """The weights of a checkpoint, by the names that its model was saved with.
+
+    Args:
+        model: gets them.
+        folder: the checkpoint.
+        names: of weights that did not fit as they are called there.
+
+    Raises:
+        ValueError: they are those of another model.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"the checkpoint {folder} holds other weights than the model, {len(names)} such as {names[0]}: resume with "
+            "the model that was saved"
+        )
+    loaded: Any = type(model).from_pretrained(folder, dtype="auto", output_loading_info=True)
+    saved, told = loaded
+    if lacking := [*told["missing_keys"], *told["mismatched_keys"]]:
+        raise ValueError(
+            f"the checkpoint {folder} lacks {len(lacking)} weights of the model, such as {lacking[0]}: resume with the "
+            "model that was saved"
+        )
+    model.load_state_dict(saved.state_dict())

@@ -19,6 +19,7 @@ from mmdp.knapsack import lower_bound
 from mmdp.planner import plan
 from mmdp.records import Budget
 from mmdp.refusals import Reason
+from mmdp.row_hashes import row_digests
 from mmdp.sizes import Sizes
 from mmdp.steps import Steps
 
@@ -102,12 +103,12 @@ def test_a_digest_says_whether_the_rows_before_are_the_same():
         epoch.digest(len(rows) + 1)
     flat = np.concatenate(rows)
     offsets = np.cumsum([0, *map(len, rows)])
-    assert digests[1:] == [f"{value:016x}" for value in planner._digests(flat, offsets, 0, np.uint64(0))]
+    assert digests[1:] == [f"{value:016x}" for value in row_digests(flat, offsets, 0, np.uint64(0))]
     for changed in (flat[::-1], np.roll(flat, 1), np.where(flat == flat[0], flat[0] + 1, flat)):
-        assert not set(digests[1:]) & {f"{value:016x}" for value in planner._digests(changed, offsets, 0, np.uint64(0))}
+        assert not set(digests[1:]) & {f"{value:016x}" for value in row_digests(changed, offsets, 0, np.uint64(0))}
     moved = offsets.copy()
     moved[1] -= 1  # the last sample of the first row is the first of the second one
-    assert digests[-1] != f"{planner._digests(flat, moved, 0, np.uint64(0))[-1]:016x}"
+    assert digests[-1] != f"{row_digests(flat, moved, 0, np.uint64(0))[-1]:016x}"
 
 
 def test_epochs_and_seeds_differ_and_repeat():
