@@ -45,7 +45,7 @@ config = parse_flags("index", stage="01: one sample as a card, and the sizes of 
 # sample that can't be used is counted with its reason, and is never dropped in silence.
 
 # %%
-source = mmdp.open_source(config.data)
+source = mmdp.open_source(config.data, config=config)
 encoder = mmdp.Encoder(config.tokenizer, config.vision, chat_template=config.chat_template)
 sizes = mmdp.measure(source, encoder, samples=config.samples, strict=config.strict)
 

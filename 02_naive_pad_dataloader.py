@@ -25,7 +25,7 @@ config = parse_flags("batch_size", "num_workers", stage="02: pad every batch to 
 # ## The pipeline so far
 
 # %%
-source = mmdp.open_source(config.data)
+source = mmdp.open_source(config.data, config=config)
 encoder = mmdp.Encoder(config.tokenizer, config.vision, chat_template=config.chat_template)
 sizes = mmdp.measure(source, encoder, samples=config.samples, strict=config.strict)
 

@@ -28,7 +28,7 @@ config = parse_flags(
 # ## The pipeline so far
 
 # %%
-source = mmdp.open_source(config.data)
+source = mmdp.open_source(config.data, config=config)
 encoder = mmdp.Encoder(config.tokenizer, config.vision, chat_template=config.chat_template)
 sizes = mmdp.measure(source, encoder, samples=config.samples, strict=config.strict)
 build = mmdp.RowBuilder(source, encoder, sizes, strict=config.strict)

@@ -92,7 +92,7 @@ print(f"two workers: each of {len(seen)} samples once: {seen == lengths}; stoppe
 #   waits long and no row is all long or all short, which sorting first can't say.
 
 # %%
-source = mmdp.open_source(config.data)
+source = mmdp.open_source(config.data, config=config)
 encoder = mmdp.Encoder(config.tokenizer, config.vision, chat_template=config.chat_template)
 sizes = mmdp.measure(source, encoder, samples=config.samples, strict=config.strict)
 budget = mmdp.Budget(tokens=config.max_tokens)  # tokens alone; images come in stage 05
@@ -123,7 +123,8 @@ figures = {
 say = f"{len(packed['knapsack']) - bound} rows over the lower bound"
 row_counts = {name: len(rows) for name, rows in packed.items()}
 more = {"lower_bound": bound, "rows_by_strategy": row_counts}
-report("04 knapsack", figures, config, say, sizes.messages(budget), sizes.skipped | sizes.refused(budget), **more)
+messages, reasons = sizes.messages(budget, source), sizes.skipped | sizes.refused(budget)
+report("04 knapsack", figures, config, say, messages, reasons, **more)
 
 # %% [markdown]
 # ## The figures

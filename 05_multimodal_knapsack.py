@@ -44,7 +44,7 @@ config = parse_flags(
 # ## The pipeline so far
 
 # %%
-source = mmdp.open_source(config.data)
+source = mmdp.open_source(config.data, config=config)
 encoder = mmdp.Encoder(config.tokenizer, config.vision, chat_template=config.chat_template)
 budget = mmdp.Budget(config.max_tokens, config.max_images)
 sizes = mmdp.measure(source, encoder, budget=budget, samples=config.samples, strict=config.strict)
@@ -240,7 +240,7 @@ report(
     tally,
     config,
     say,
-    sizes.messages(budget) | loader.messages(),
+    sizes.messages(budget, source) | loader.messages(),
     sizes.skipped | sizes.refused(budget) | loader.failed,
     lower_bound=knapsack.lower_bound(sizes.tokens[sizes.kept(budget)], sizes.images[sizes.kept(budget)], budget),
     images_per_row=tally.images / tally.rows,

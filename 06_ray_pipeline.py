@@ -65,11 +65,11 @@ _ = atexit.register(started.close)  # whatever happens, Ctrl-C too
 # where it is.
 
 # %%
-uri = started.enter_context(from_afar(config.data, latency_ms=config.latency_ms, config=config))
-is_served = uri != config.data
+served = started.enter_context(from_afar(config))
+is_served = served is not config
 if is_served:  # our own server does so, and here that is no news
     warnings.filterwarnings("ignore", ".* ignores ranges")
-print(f"data: {uri}" + (f", served with {config.latency_ms:g} ms to an answer" if is_served else ""))
+print(f"data: {served.data}" + (f", served with {config.latency_ms:g} ms to an answer" if is_served else ""))
 cache = Path(started.enter_context(TemporaryDirectory(prefix="mmdp-06-"))) if is_served else None  # no such store again
 
 # %% [markdown]
@@ -79,7 +79,7 @@ cache = Path(started.enter_context(TemporaryDirectory(prefix="mmdp-06-"))) if is
 # the time. It stands for a GPU, and needs no processor. `--train tiny` trains a small real model instead.
 
 # %%
-source = mmdp.open_source(uri, config=replace(config, cache_dir=cache))
+source = mmdp.open_source(served.data, config=replace(served, cache_dir=cache))
 encoder = mmdp.Encoder(config.tokenizer, config.vision, chat_template=config.chat_template)
 budget = mmdp.Budget(config.max_tokens, config.max_images)
 sizes = mmdp.measure(source, encoder, budget=budget, samples=config.samples, strict=config.strict, cache=cache)
@@ -258,7 +258,7 @@ report(
     last.tally,
     config,
     ", ".join(f"waits {rung.wait_ratio:.1%} on {rung.rung.name}" for rung in ends),
-    sizes.messages(budget),
+    sizes.messages(budget, source),
     sizes.skipped | sizes.refused(budget),
     step_floor=floor,
     latency_ms=config.latency_ms if is_served else None,

@@ -41,9 +41,9 @@ def main() -> None:
     flags = parser.parse_args()
     rounds, steps = (1, 6) if flags.quick else (3, 10)
     found: dict = {"load": os.getloadavg(), "processors": os.cpu_count(), "sides": {}}
-    with from_afar("demo") as uri, tempfile.TemporaryDirectory() as folder, closing(Session()):
+    with from_afar(Config()) as served, tempfile.TemporaryDirectory() as folder, closing(Session()):
         cache = Path(folder)
-        source = mmdp.open_source(uri, config=Config(cache_dir=cache))
+        source = mmdp.open_source(served.data, config=Config(cache_dir=cache))
         for side, train_ms in TRAIN_MS.items():
             encoder = mmdp.Encoder(vision=f"fixed:64:side={side}")
             plan = mmdp.plan(mmdp.measure(source, encoder, cache=cache), mmdp.Budget(tokens=1024, images=9))

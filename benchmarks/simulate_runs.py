@@ -129,8 +129,8 @@ def measure(cases: Sequence[Case], tries: int) -> tuple[list[Traced], dict[Case,
         encoder = mmdp.Encoder(vision="fixed:64:side=128")
         setups = {}
         for latency in sorted({case.latency for case in (TRACED, *cases)}):
-            uri = stack.enter_context(from_afar("demo", latency_ms=latency))
-            source = mmdp.open_source(uri, config=Config(cache_dir=cache))
+            served = stack.enter_context(from_afar(Config(latency_ms=latency)))
+            source = mmdp.open_source(served.data, config=Config(cache_dir=cache))
             plan = mmdp.plan(mmdp.measure(source, encoder, cache=cache), mmdp.Budget(tokens=1024, images=9))
             setups[latency] = Setup(source, encoder, plan, batch_size=ROWS)
         run(TRACED, setups[TRACED.latency])  # Ray's own programs are still starting: it is not counted

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmdp.adapters import adapt
     from mmdp.batching import RowBuilder, Rows, batch, join
+    from mmdp.config import Config
     from mmdp.device import feed
     from mmdp.encode import Encoder
     from mmdp.isolation import check_isolation
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Budget",
+    "Config",
     "DataError",
     "Encoder",
     "Loader",
@@ -58,6 +60,7 @@ __all__ = [
 
 _HOME = {
     "Budget": "records",
+    "Config": "config",
     "DataError": "refusals",
     "Encoder": "encode",
     "Loader": "loader",

@@ -31,7 +31,10 @@ from mmdp.refusals import DataError, Reason
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COMMON = ("data", "tokenizer", "vision", "chat_template", "seed", "samples", "strict", "figures", "report")
+COMMON = (
+    *("data", "image_folder", "tokenizer", "vision", "chat_template"),
+    *("seed", "samples", "strict", "figures", "report"),
+)
 """Knobs that every stage has."""
 
 _interrupted = threading.Event()
@@ -156,9 +159,9 @@ def print_messages(messages: Mapping[int, str], reasons: Mapping[int, Reason]) -
     by_reason: dict[Reason, list[str]] = {}
     for index in sorted(messages):
         by_reason.setdefault(reasons[index], []).append(messages[index])
-    for reason, texts in sorted(by_reason.items(), key=lambda item: -len(item[1])):
-        more = f" (and {len(texts) - 1:,} more)" if len(texts) > 1 else ""
-        print(f"    left out, {reason}{more}: {texts[0]}")
+    for texts in sorted(by_reason.values(), key=len, reverse=True):
+        more = f", the first of {len(texts):,} for this reason" if len(texts) > 1 else ""
+        print(f"    left out{more}: {texts[0]}")
 
 
 def show(figure: Figure, name: str, config: Config) -> None:

@@ -29,6 +29,7 @@ class Config:
 
     Attributes:
         data: what to read: `demo`, a `.jsonl` or `.parquet` file, also `s3://...`, or `hf:NAME/CONFIG`.
+        image_folder: what image names are relative to, a folder or `s3://...`; None for the folder of the data file.
         tokenizer: `demo`, a local folder, or a name on the Hub.
         vision: model family that says what an image costs: `fixed:64`, `qwen3_vl`, `smolvlm`, ...
         chat_template: instead of the tokenizer's own: `chatml`, or Jinja text.
@@ -64,6 +65,7 @@ class Config:
     """
 
     data: str = "demo"
+    image_folder: str | None = None
     tokenizer: str = "demo"
     vision: str = "fixed:64"
     chat_template: str | None = None

@@ -27,6 +27,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, Queue
 
@@ -38,18 +39,27 @@ from mmdp.remote import is_remote
 BUCKET = "data"
 """What the folder is called in the store."""
 
+IMAGES_BUCKET = "images"
+"""What a second folder, with the images, is called."""
+
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 
 
 @contextlib.contextmanager
 def serve(
-    folder: Path | str, *, latency_ms: float = MEDIAN_MS, bytes_per_second: float = math.inf, seed: int = 0
+    folder: Path | str,
+    *,
+    images: Path | str | None = None,
+    latency_ms: float = MEDIAN_MS,
+    bytes_per_second: float = math.inf,
+    seed: int = 0,
 ) -> Iterator[str]:
     """Serves a folder, read-only, and has this process's environment name the server meanwhile.
 
     Args:
         folder: with the files of a data set.
+        images: another folder, if the images are not below that one: `s3://images`.
         latency_ms: the median from a request to its answer; the slowest of a hundred takes 2.6 times as long.
         bytes_per_second: of all answers together.
         seed: of the latencies.
@@ -63,12 +73,13 @@ def serve(
         ImportError: no rclone here.
         RuntimeError: the server does not start.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"{shorten(str(folder), 300)} is no folder: give the one where the data set lies")
+    folders = [Path(folder), *([] if images is None else [Path(images)])]
+    for given in folders:
+        if not given.is_dir():
+            raise ValueError(f"{shorten(str(given), 300)} is no folder: give the one where the data set lies")
     far(latency_ms, bytes_per_second=bytes_per_second)
     _rclone()
-    command = [sys.executable, "-m", "mmdp.local_store", str(folder.absolute())]
+    command = [sys.executable, "-m", "mmdp.local_store", *(str(given.absolute()) for given in folders)]
     command += [f"--latency-ms={latency_ms}", f"--bytes-per-second={bytes_per_second}", f"--seed={seed}"]
     process = subprocess.Popen(  # noqa: S603 - this very module
         command,
@@ -86,37 +97,39 @@ def serve(
 
 
 @contextlib.contextmanager
-def from_afar(data: str, *, latency_ms: float = MEDIAN_MS, config: Config | None = None) -> Iterator[str]:
+def from_afar(config: Config) -> Iterator[Config]:
     """A data set as one of an object store: what lies on this machine is served, what has a URI is left where it is.
 
     Args:
-        data: as `open_source` takes it.
-        latency_ms: of what is served.
-        config: `cache_dir` is used, for the demo set.
+        config: `data`, `image_folder`, `latency_ms` and, for the demo set, `cache_dir` are used.
 
     Yields:
-        What `open_source` takes instead.
+        The knobs with the `data` and the `image_folder` of the store; the same object where nothing is served.
 
     Raises:
         FileNotFoundError: no such file.
         ImportError, RuntimeError, ValueError: as `serve`; or it is a folder.
     """
-    if is_remote(data) or data.startswith("hf:"):
-        yield data
+    images = config.image_folder
+    if is_remote(config.data) or config.data.startswith("hf:") or (images is not None and is_remote(images)):
+        yield config
         return
-    if data == "demo":
+    if config.data == "demo":
         from mmdp.demo import demo_jsonl
 
-        path = demo_jsonl((config or Config()).cache_dir or cache_folder())
+        path = demo_jsonl(config.cache_dir or cache_folder())
     else:
-        path = Path(data).expanduser()
+        path = Path(config.data).expanduser()
         shown = shorten(str(path.absolute()), 300)
         if path.is_dir():
             raise ValueError(f"{shown} is a folder: give the file of its rows, which an object store can serve")
         if not path.is_file():
             raise FileNotFoundError(f"no such file: {shown}. Correct the path, which starts at the working folder")
-    with serve(path.parent, latency_ms=latency_ms) as uri:
-        yield f"{uri}/{path.name}"
+    apart = None if images is None else Path(images).expanduser()
+    with serve(path.parent, images=apart, latency_ms=config.latency_ms) as uri:
+        yield replace(
+            config, data=f"{uri}/{path.name}", image_folder=None if apart is None else f"s3://{IMAGES_BUCKET}"
+        )
 
 
 def _endpoint(process: subprocess.Popen[str]) -> str:
@@ -180,6 +193,7 @@ def main() -> int:
     """The command; 1 where the server has ended by itself."""
     flags = argparse.ArgumentParser("mmdp.local_store", description="Serves a folder as an object store, from afar.")
     flags.add_argument("folder", type=Path, help="with the files of a data set")
+    flags.add_argument("images", type=Path, nargs="?", help="another folder, if the images are not below that one")
     flags.add_argument("--latency-ms", type=float, default=MEDIAN_MS, help="median from a request to its answer")
     flags.add_argument("--bytes-per-second", type=float, default=math.inf, help="of all answers together")
     flags.add_argument("--seed", type=int, default=0, help="of the latencies")
@@ -187,6 +201,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mmdp-store-") as root:
         (Path(root) / "buckets").mkdir()
         (Path(root) / "buckets" / BUCKET).symlink_to(given.folder.absolute())
+        if given.images is not None:
+            (Path(root) / "buckets" / IMAGES_BUCKET).symlink_to(given.images.absolute())
         (Path(root) / "config").touch()  # not the user's own
         return asyncio.run(_serve(Path(root), given.latency_ms, given.bytes_per_second, given.seed))
 

@@ -24,14 +24,15 @@ def main(args: Sequence[str] | None = None) -> None:
     if arguments and not arguments[0].startswith("-"):
         arguments.insert(0, "--data")
     config = parse_flags(
-        *("data", "tokenizer", "vision", "chat_template", "samples", "strict", "max_tokens", "max_images", "report"),
+        *("data", "image_folder", "tokenizer", "vision", "chat_template", "samples", "strict"),
+        *("max_tokens", "max_images", "report"),
         stage="Measure a data set beforehand: sizes, what is left out and why, and a budget that fits.",
         args=arguments,
         common=(),
     )
     if config.report is not None:
         config.report.parent.mkdir(parents=True, exist_ok=True)
-    source = open_source(config.data)
+    source = open_source(config.data, config=config)
     encoder = Encoder(config.tokenizer, config.vision, chat_template=config.chat_template)
     budget = Budget(config.max_tokens, config.max_images)
     sizes = measure(source, encoder, budget=budget, samples=config.samples, strict=config.strict)
@@ -45,7 +46,8 @@ def main(args: Sequence[str] | None = None) -> None:
     print(f"over the budget of {budget.tokens} tokens and {budget.images} images: {len(sizes.refused(budget)):,}")
     better = sizes.suggest()
     print(f"a budget that holds 99 % of them: --max-tokens {better.tokens} --max-images {better.images}")
-    print_messages(sizes.messages(budget), sizes.skipped | sizes.refused(budget))
+    messages = sizes.messages(budget, source)
+    print_messages(messages, sizes.skipped | sizes.refused(budget))
     if config.report is not None:
         figures: dict[str, Any] = {
             "samples": len(kept),
@@ -53,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> None:
             "images": int(sizes.images[kept].sum()),
         }
         figures |= {"skipped": sizes.counts(budget), "suggested": [better.tokens, better.images]}
-        config.report.write_text(json.dumps({**figures, "messages": sizes.messages(budget)}, indent=1) + "\n")
+        config.report.write_text(json.dumps({**figures, "messages": messages}, indent=1) + "\n")
 
 
 class _Command(ModuleType):

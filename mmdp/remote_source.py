@@ -29,7 +29,7 @@ from mmdp.file_lock import locked
 from mmdp.progress import track
 from mmdp.records import Sample
 from mmdp.refusals import shorten
-from mmdp.remote import Access, FetchError, MissingObjectError, Opened, TransientError, split_uri
+from mmdp.remote import Access, FetchError, MissingObjectError, Opened, TransientError, is_remote, split_uri
 from mmdp.store import use_root
 
 if TYPE_CHECKING:
@@ -132,15 +132,19 @@ def _open(uri: str, access: Access) -> tuple[Opened, Iterator[bytes]]:
 
 
 class RemoteSource:
-    """A source whose rows are kept here, and whose images stay where they are.
+    """A source whose rows, or whose images, or both, are in a store: the rows are kept here, the images stay there.
 
     Args:
-        rows: the source of the kept file; its images' root is the address that the file is from.
-        kept: that file.
+        rows: the source of the file, kept or of this disk.
+        root: what its image names are relative to.
+        access: how the store of the images is asked, where they are in one.
+        kept: the file, where it is from a store.
     """
 
-    def __init__(self, rows: Source, kept: KeptFile) -> None:
+    def __init__(self, rows: Source, root: str, access: Access, kept: KeptFile | None = None) -> None:
         self._rows = rows
+        self._root = root
+        self._access = access
         self._kept = kept
         self._arrive()
 
@@ -150,8 +154,10 @@ class RemoteSource:
 
     def _arrive(self) -> None:
         """In each process: the rows must be there, and images be fetched as was said."""
-        self._kept.fetch()
-        use_root(self._kept.uri.rpartition("/")[0], self._kept.access)
+        if self._kept is not None:
+            self._kept.fetch()
+        if is_remote(self._root):
+            use_root(self._root, self._access)
 
     @property
     def name(self) -> str:
@@ -165,13 +171,13 @@ class RemoteSource:
 
     @property
     def location(self) -> str:
-        """Where the rows are from: the same ones elsewhere may have other images."""
-        return f"{self._kept.access.endpoint} {self._kept.uri}"
+        """Where the images are: the same rows elsewhere may have others."""
+        return f"{self._access.endpoint} {self._root}"
 
     @property
     def max_fetches(self) -> int:
         """How many of its images may be fetched at a time."""
-        return self._kept.access.max_fetches
+        return self._access.max_fetches if is_remote(self._root) else 1
 
     def __len__(self) -> int:
         return len(self._rows)

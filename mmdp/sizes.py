@@ -18,7 +18,7 @@ import numpy as np
 
 from mmdp.knapsack import pack
 from mmdp.records import Budget, Encoded
-from mmdp.refusals import Reason
+from mmdp.refusals import DataError, Reason
 from mmdp.sample_checks import check_source
 from mmdp.token_cache import TokenCache
 
@@ -119,19 +119,25 @@ class Sizes:
         for sample in [sample for sample in self.skipped if not self.cache.is_refusal(self._position[sample])]:
             del self.skipped[sample]
 
-    def messages(self, budget: Budget | None = None) -> dict[int, str]:
+    def messages(self, budget: Budget | None = None, source: Source | None = None) -> dict[int, str]:
         """Index to message, for the samples in `skipped`: file, line, id, field, what was found.
 
         Args:
             budget: tell those it refuses as well.
+            source: what was measured; where it is given, their file, line and id are told too, and not only which
+                sample it is. Each of them is read for it.
         """
         texts = {index: text for index, text in self.cache.messages().items() if index in self.skipped}
         if budget is None:
             return texts
         limit = f"{budget.tokens:,} tokens" + ("" if budget.images is None else f", images: {budget.images}")
-        for index in self.refused(budget):
+        for index, reason in self.refused(budget).items():
             has = f"{self.tokens[index]:,} tokens, images: {self.images[index]}"
-            texts[index] = f"sample {index}, counted from 0, has {has}; a row holds {limit}"
+            error = DataError(reason, f"it has {has}; a row holds {limit}: raise the budget, or split the sample")
+            if source is not None:
+                sample = source[index]
+                error = error.at(source=sample.source, id=sample.id)
+            texts[index] = str(error.at(source=f"sample {index}, counted from 0"))
         return texts
 
     def kept(self, budget: Budget | None = None) -> np.ndarray:

@@ -84,47 +84,75 @@ def open_source(
             (`s3://bucket/prefix/train.jsonl`, `gs://`, `az://`, or `https://` where `http_hosts` allows it); or
             `hf:NAME/CONFIG`, the train split of a data set on the Hub, where NAME may be `org/name`, or a local folder
             laid out like one.
-        config: the knobs; `cache_dir`, `max_row_bytes`, `strict` and those of fetching are used.
+        config: the knobs; `image_folder`, `cache_dir`, `max_row_bytes`, `strict` and those of fetching are used.
         streaming: give samples as they come, for Parquet and the Hub: no length, and nothing is stored here.
 
     Raises:
-        ValueError: this can't be read, or there is nothing in it; the message says what can be.
-        FileNotFoundError: no such file.
+        ValueError: this can't be read, or there is nothing in it; the message says what can be. Or images are to come
+            from a store into a stream.
+        FileNotFoundError: no such file, or no such folder of images.
         OSError: a store refuses or fails (`FetchError`).
     """
     config = config or Config()
     cache = config.cache_dir or cache_folder()
     uri = os.fspath(uri)
-    if uri.startswith("hf:"):
-        return open_hub(uri, cache, streaming=streaming, strict=config.strict)
+    root = None if config.image_folder is None else _image_root(config.image_folder)
+    if streaming and root is not None and is_remote(root):
+        raise ValueError(f"a stream takes no images from {shorten(root, 300)}: open it without streaming")
     if is_remote(uri):
-        return _open_remote(uri, config, cache, streaming=streaming)
+        return _open_remote(uri, root, config, cache, streaming=streaming)
+    source = _open_local(uri, root, config, cache, streaming=streaming)
+    if root is not None and is_remote(root):
+        assert not isinstance(source, StreamSource)
+        return RemoteSource(source, root, Access.of(config, root))
+    return source
+
+
+def _open_local(uri: str, root: str | None, config: Config, cache: Path, *, streaming: bool) -> Source | StreamSource:
+    """What lies on this disk, or on the Hub, which `datasets` brings here."""
+    if uri.startswith("hf:"):
+        return open_hub(uri, cache, streaming=streaming, strict=config.strict, root=root)
     path = None if uri == "demo" else _existing_file(uri)
     if path is not None and path.suffix.lower() == ".parquet":
-        return open_parquet(path, cache, streaming=streaming, strict=config.strict)
+        return open_parquet(path, cache, streaming=streaming, strict=config.strict, root=root)
     if streaming:
         raise ValueError(f"{shorten(uri)} lies on the local disk and is read by row: open it without streaming")
     if path is None:
+        if root is not None:
+            raise ValueError("the demo set has images of its own: leave image_folder out, or name your data file")
         from mmdp import demo  # it draws pictures; whoever reads data of their own needs none of it
 
         return JsonLines(demo.demo_jsonl(cache), name="demo", cache=cache, max_row_bytes=config.max_row_bytes)
-    return JsonLines(path, name=path.name, cache=cache, max_row_bytes=config.max_row_bytes)
+    return JsonLines(path, name=path.name, cache=cache, max_row_bytes=config.max_row_bytes, root=root)
 
 
-def _open_remote(uri: str, config: Config, cache: Path, *, streaming: bool) -> Source:
-    """A file of a store, kept here; its images stay there."""
+def _open_remote(uri: str, root: str | None, config: Config, cache: Path, *, streaming: bool) -> Source:
+    """A file of a store, kept here; its images stay where they are."""
     key = Path(split_uri(uri)[1])
     _check_suffix(uri, key)
     if streaming:
         raise ValueError(f"{shorten(uri, 300)} is fetched once and then read by row: open it without streaming")
     kept = keep(uri, Access.of(config, uri), cache)
-    root = uri.rpartition("/")[0]
+    root = root or uri.rpartition("/")[0]
     if key.suffix.lower() == ".parquet":
-        table = open_parquet(kept.path, cache, streaming=False, strict=config.strict, root=root)
-        assert isinstance(table, TableSource)
-        return RemoteSource(table, kept)
-    rows = JsonLines(kept.path, name=key.name, cache=cache, max_row_bytes=config.max_row_bytes, root=root)
-    return RemoteSource(rows, kept)
+        rows: Source | StreamSource = open_parquet(kept.path, cache, streaming=False, strict=config.strict, root=root)
+        assert isinstance(rows, TableSource)
+    else:
+        rows = JsonLines(kept.path, name=key.name, cache=cache, max_row_bytes=config.max_row_bytes, root=root)
+    return RemoteSource(rows, root, Access.of(config, root), kept)
+
+
+def _image_root(folder: str) -> str:
+    """The root that image names are relative to, as a user gives it: a folder, or the address of one in a store."""
+    if is_remote(folder):
+        root = folder.rstrip("/")
+        split_uri(f"{root}/image")  # refuses what is no address of ours
+        return root
+    path = Path(folder).expanduser().absolute()
+    if not path.is_dir():
+        shown = shorten(str(path), 300)
+        raise FileNotFoundError(f"image_folder: no such folder: {shown}. Correct it; it starts at the working folder")
+    return str(path)
 
 
 def _check_suffix(shown: str, path: Path) -> None:
@@ -179,8 +207,8 @@ class JsonLines:
 
     @property
     def location(self) -> str:
-        """The file's path: the same rows elsewhere may have other images."""
-        return str(self._path)
+        """What its image names are relative to: the same rows elsewhere may have other images."""
+        return self._root
 
     def __len__(self) -> int:
         return len(self._lines)

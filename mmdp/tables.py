@@ -51,6 +51,11 @@ class TableSource:
         self._label = label
         self._root = root
 
+    @property
+    def location(self) -> str:
+        """What its image names are relative to: the same rows elsewhere may have other images."""
+        return self._root
+
     def __len__(self) -> int:
         return len(self._table)
 
@@ -193,8 +198,12 @@ def open_parquet(
     return TableSource(table, fingerprint=digest_file(path, cache), **place)
 
 
-def open_hub(uri: str, cache: Path, *, streaming: bool, strict: bool) -> TableSource | StreamSource:
+def open_hub(
+    uri: str, cache: Path, *, streaming: bool, strict: bool, root: str | None = None
+) -> TableSource | StreamSource:
     """Opens `hf:NAME/CONFIG`: the train split of a configuration of a data set.
+
+    Images that are given by name are relative to `root`, by default the data set's folder, if it is a local one.
 
     Raises:
         ValueError: no configuration is named, or none of that name exists; it is empty, or no column is that of a row
@@ -213,7 +222,7 @@ def open_hub(uri: str, cache: Path, *, streaming: bool, strict: bool) -> TableSo
         raise ValueError(f"{shorten(uri, 300)} can't be read: {error}") from error
     table = _columns(table, uri)
     folder = Path(repository).absolute()
-    place = {"name": uri, "label": label, "root": str(folder) if folder.is_dir() else ""}
+    place = {"name": uri, "label": label, "root": root or (str(folder) if folder.is_dir() else "")}
     if streaming:
         return StreamSource(table, strict=strict, **place)
     # On the Hub, the builder's hash is that of the commit. A local folder's has a time in it, so there the files count.

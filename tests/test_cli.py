@@ -149,4 +149,4 @@ def test_one_message_for_each_reason(capsys):
     """The first of each kind by index, and how many more there are, the most frequent kind first."""
     reasons = {3: Reason.MISSING_IMAGE, 1: Reason.TOO_LONG, 2: Reason.MISSING_IMAGE}
     print_messages({3: "c", 1: "a", 2: "b"}, reasons)
-    assert "    left out, missing_image (and 1 more): b\n    left out, too_long: a\n" == capsys.readouterr().out
+    assert "    left out, the first of 2 for this reason: b\n    left out: a\n" == capsys.readouterr().out

@@ -16,6 +16,7 @@ from processes import children, still_running
 from small import write_data
 
 import mmdp
+from mmdp.config import Config
 from mmdp.local_store import from_afar, serve
 from mmdp.store import read
 
@@ -36,11 +37,11 @@ def test_a_folder_is_served_and_nothing_is_left(tmp_path, temporary):
     path = write_data(tmp_path / "rows", num_images=(1, 2), repeat=2)
     before = {name: os.environ.get(name) for name in SETTINGS}
     others = children()  # such as the fork server of an earlier test
-    with from_afar(str(path), latency_ms=30) as uri:
+    with from_afar(Config(data=str(path), latency_ms=30)) as served:
         store = children() - others
         assert 2 <= len(store), "the case did not arise: server and relay are processes"
-        assert "s3://data/rows.jsonl" == uri
-        far, near = mmdp.open_source(uri), mmdp.open_source(path)
+        assert ("s3://data/rows.jsonl", None) == (served.data, served.image_folder)
+        far, near = mmdp.open_source(served.data), mmdp.open_source(path)
         assert len(near) == len(far) == 4
         seconds = []
         for mine, theirs in zip(far, near, strict=True):
@@ -105,7 +106,10 @@ def test_a_server_that_dies_takes_its_relay_along(tmp_path, temporary):
 
 def test_what_cannot_be_served(tmp_path, monkeypatch):
     """The message names what was given, and what to do."""
-    with pytest.raises(FileNotFoundError, match=r"no such file: .*nowhere\.jsonl"), from_afar("nowhere.jsonl"):
+    with (
+        pytest.raises(FileNotFoundError, match=r"no such file: .*nowhere\.jsonl"),
+        from_afar(Config(data="nowhere.jsonl")),
+    ):
         pass
     with pytest.raises(ValueError, match="is no folder"), serve(tmp_path / "nothing"):
         pass
@@ -117,10 +121,31 @@ def test_what_cannot_be_served(tmp_path, monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/train.jsonl", "hf:some/data"])
-def test_what_has_an_address_is_left_there(uri):
+def test_images_of_another_folder_are_served_too(tmp_path):
+    """Rows in one bucket, images in another: the same images as on disk."""
+    path = write_data(tmp_path / "images", num_images=(1, 2), repeat=1)
+    (tmp_path / "rows").mkdir()
+    rows = path.rename(tmp_path / "rows" / path.name)
+    config = Config(data=str(rows), image_folder=str(path.parent), latency_ms=0)
+    with from_afar(config) as served:
+        assert ("s3://data/rows.jsonl", "s3://images") == (served.data, served.image_folder)
+        far, near = mmdp.open_source(served.data, config=served), mmdp.open_source(rows, config=config)
+        assert 2 == len(near) == len(far)
+        for mine, theirs in zip(far, near, strict=True):
+            assert [read(image) for image in theirs.images] == [read(image) for image in mine.images]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(data="s3://bucket/train.jsonl"),
+        Config(data="hf:some/data"),
+        Config(data="train.jsonl", image_folder="s3://bucket/images"),
+    ],
+)
+def test_what_has_an_address_is_left_there(config):
     """Nothing is started for it."""
     before = children()
-    with from_afar(uri) as same:
-        assert uri == same
+    with from_afar(config) as same:
+        assert config is same
         assert before == children()

@@ -98,6 +98,21 @@ def test_kept_and_refused_are_all_that_was_read(tmp_path, encoder):
         sizes.encoded(0)
 
 
+def test_what_a_budget_refuses_is_told_with_its_place(tmp_path, encoder):
+    """File, line and id, as of a bad row, where the source is at hand; else which sample it is. And what to do."""
+    source = mmdp.open_source(write_data(tmp_path, (1, 0, 3), repeat=1))
+    sizes = measure(source, encoder, cache=tmp_path)
+    budget = Budget(tokens=int(sizes.tokens[1]), images=9)
+    says = f": too_long: it has {sizes.tokens[2]:,} tokens, images: 3; a row holds {budget.tokens} tokens, images: 9: "
+    with_place, without = sizes.messages(budget, source)[2], sizes.messages(budget)[2]
+    assert with_place.startswith("rows.jsonl:3 (id 's2')" + says)
+    assert without.startswith("sample 2, counted from 0" + says)
+    assert "raise the budget" in without
+    assert [0, 2] == sorted(sizes.messages(budget))
+    (text,) = sizes.messages(Budget(tokens=10_000, images=2), source).values()
+    assert text.startswith("rows.jsonl:3 (id 's2'): too_many_images: ")
+
+
 def test_strict_raises_the_first_bad_sample_of_a_fresh_run(tmp_path, encoder):
     """In strict mode a bad row ends the run, with its own message."""
     path = write_data(tmp_path, (0,), repeat=1)
