@@ -135,7 +135,8 @@ with tempfile.TemporaryDirectory() as nothing:
     cold_loader.close()
 
 # %% [markdown]
-# The same samples as in stages 02 and 03, on one scale. Padding is counted there too, so pixels are left out.
+# The same samples as in stages 02 and 03 (03 at the 320 tokens it has by itself, so longer ones are missing there), on
+# one scale. Padding is counted there too, so pixels are left out.
 
 # %%
 build = mmdp.RowBuilder(source, encoder, sizes, pixels=False)

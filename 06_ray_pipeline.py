@@ -113,11 +113,11 @@ print(f"a step with its batch at hand takes {1000 * floor:,.0f} ms: no loader ca
 # next: prefetch: make rows while the trainer works; predicted: waits 7%, 1.52 times as fast
 # ```
 #
-# - **bound by**: what the trainer waits for: I/O (fetching), CPU (decoding and the like), transport (passing rows on),
-#   memory (too few rows may be ahead), the trainer itself, or the *order of work*: feeding and training take turns, so
-#   that no part of the feeding alone would help much. The first steps are slow for other reasons and are left out; so
-#   are the last ones where the rows were ready before. That is why it looks at fewer steps than were trained, and its
-#   share differs a little from the one of the whole rung, printed above it.
+# - **bound by**: what the trainer waits for: I/O (fetching), CPU (decoding and the like), transport (passing rows on,
+#   *transfer* in the figures), memory (too few rows may be ahead), the trainer itself, or the *order of work*: feeding
+#   and training take turns, so that no part of the feeding alone would help much. The first steps are slow for other
+#   reasons and are left out; so are the last ones where the rows were ready before. That is why it looks at fewer
+#   steps than were trained, and its share differs a little from the one of the whole rung, printed above it.
 # - **a step has**: the work in one step, measured in *spans*: begin and end of each fetch, decode and so on, from all
 #   processes on one clock. It is a sum over all who work: 1.65 s of fetching, up to 49 at a time, pass within 252 ms.
 #   Of the rows that may lie ready, none did when the step began to train.
@@ -154,6 +154,9 @@ def climb(name: str) -> None:
         print(f"    predicted by the rung before: {list(climbed.values())[-1].predicted:,.1f} samples/s")
     print("    " + str(figures.diagnosis).replace("\n", "\n    "))
     climbed[name] = figures
+    first = max(1, figures.steps // 2 - 2)  # behind the start, in which the window fills, and before the end
+    title = f"{name}: what goes on in three steps"
+    show(timeline(figures.spans, title=title, first=first, steps=3), f"06_{name}", config)
 
 
 # %% [markdown]
@@ -161,9 +164,14 @@ def climb(name: str) -> None:
 #
 # `Rung("serial")`: when the trainer asks, it fetches one image after the other, and decodes one after the other. With
 # 40 ms for each, some 36 images take a second and a half, in which nothing is done at all.
+#
+# The figures: where its processor time goes, and three steps from its middle, as each rung has them below: a line for
+# each kind of work in each process, above them the trainer, which waits and trains.
 
 # %%
 climb("serial")
+if stacks:
+    show(flame(stacks, title="serial: where the trainer's time goes", start="_Run.over"), "06_flame", config)
 
 # %% [markdown]
 # ## Rung 2, concurrent
@@ -197,7 +205,8 @@ climb("concurrent")
 # of rows and of bytes allow. These bounds are *back-pressure*: a pipeline that may run ahead without end fills the
 # memory whenever the trainer is slower. The first batch is a *cold start* still, since nothing can be ahead of it.
 #
-# The coordinator sends rows by value: every pixel goes through its process.
+# The coordinator sends rows by value: every pixel goes through its process. In the figure, work comes in bursts: the
+# window is full, and only when the trainer takes a batch do the next rows begin.
 
 # %%
 climb("prefetch")
@@ -209,6 +218,10 @@ climb("prefetch")
 # some bytes each. The rank reads that memory itself (*zero-copy*: the array it sees is that memory, read-only) and
 # copies it once, into the batch. Each reference is a message and a lookup, so one stands for a packed row, never for a
 # sample.
+#
+# On one node the trainer saves nothing by it: Ray hands a large answer over in shared memory as well, and now the rank
+# looks up each row by itself, so its processor time may even grow a little. What is saved is the coordinator's: compare
+# its memory, and *by value, one process*, in the table below.
 
 # %%
 climb("references")
@@ -272,19 +285,12 @@ started.close()
 # %% [markdown]
 # ## The figures
 #
-# The saw-tooth: how long each step waits and trains, rung by rung. Then what goes on in three steps from the
-# middle of each, where the serial trainer spends its time, and a batch as its rank received it. Work comes in bursts
-# there: the window is full, and only when the trainer takes a batch do the next rows begin.
+# The saw-tooth: how long each step waits and trains, rung by rung. And a batch as its rank received it: from every rung
+# the same.
 
 # %%
 steps = {name: list(zip(figures.waits, figures.trains, strict=True)) for name, figures in climbed.items()}
 show(saw_tooth(steps, title="wait and train time of each step"), "06_saw_tooth", config)
-for name, figures in climbed.items():
-    first = max(1, figures.steps // 2 - 2)  # behind the start, in which the window fills, and before the end
-    title = f"{name}: what goes on in three steps"
-    show(timeline(figures.spans, title=title, first=first, steps=3), f"06_{name}", config)
-if stacks:
-    show(flame(stacks, title="serial: where the trainer's time goes", start="_Run.over"), "06_flame", config)
 title = f"a batch as its rank received it, on {last.rung.name}"
 show(row_map(drawn_rows(last.first, encoder.image_id), length=budget.tokens, title=title), "06_row_map", config)
 if failures:

@@ -44,8 +44,9 @@ def main(args: Sequence[str] | None = None) -> None:
         f"images: {int(sizes.images[kept].sum()):,}, mean {sizes.images[kept].mean():.2f}"
     )
     print(f"over the budget of {budget.tokens} tokens and {budget.images} images: {len(sizes.refused(budget)):,}")
-    better = sizes.suggest()
-    print(f"a budget that holds 99 % of them: --max-tokens {better.tokens} --max-images {better.images}")
+    suggested = sizes.suggestions()
+    for share, better in suggested:
+        print(f"a budget that holds {share} of them: --max-tokens {better.tokens} --max-images {better.images}")
     messages = sizes.messages(budget, source)
     print_messages(messages, sizes.skipped | sizes.refused(budget))
     if config.report is not None:
@@ -54,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> None:
             "tokens": int(tokens.sum()),
             "images": int(sizes.images[kept].sum()),
         }
-        figures |= {"skipped": sizes.counts(budget), "suggested": [better.tokens, better.images]}
+        figures |= {"skipped": sizes.counts(budget), "suggested": [suggested[0][1].tokens, suggested[0][1].images]}
         config.report.write_text(json.dumps({**figures, "messages": messages}, indent=1) + "\n")
 
 

@@ -22,15 +22,12 @@ from mmdp.encode_blocks import encode_blocks
 from mmdp.progress import track
 from mmdp.records import Budget, Encoded
 from mmdp.refusals import DataError, Reason
-from mmdp.sizes import KEEP_SHARE, Sizes, fingerprint_of, read_sizes
+from mmdp.sizes import ALARM_SHARE, KEEP_SHARE, Sizes, fingerprint_of, read_sizes
 from mmdp.sources import Source
 from mmdp.token_cache import FORMAT, TokenCache
 
 _BLOCK = 64
 """Samples measured and written at a time: what Ctrl-C can cost, and the stretch that is read in file order."""
-
-_ALARM_SHARE = 0.5
-"""Say so when more than this share of the samples can't be used: most often a wrong folder."""
 
 _WARN_SHARE = 0.05
 """Say so when more than this share of the samples fits no row."""
@@ -140,7 +137,7 @@ def _report_misfits(sizes: Sizes, budget: Budget | None) -> None:
     if len(sizes.skipped) == len(sizes):
         first = next(iter(sizes.messages().values()), "")
         raise ValueError(f"none of the {len(sizes)} samples can be used: {sizes.counts()}. The first: {first}")
-    if len(sizes.skipped) > _ALARM_SHARE * len(sizes):
+    if len(sizes.skipped) > ALARM_SHARE * len(sizes):
         first = next(iter(sizes.messages().values()), "")
         warnings.warn(
             f"{len(sizes.skipped)} of {len(sizes)} samples can't be used: {sizes.counts()}. The first: {first}",

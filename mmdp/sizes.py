@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 KEEP_SHARE = 0.99
 """A suggested budget holds this share of the samples."""
 
+MOST_SHARE = 0.95
+"""Another holds this share, where the longest few samples alone ask for the rest."""
+
+_MUCH_LESS = 0.75
+"""It is worth telling where it has at most this share of the tokens of the other."""
+
+ALARM_SHARE = 0.5
+"""Say so when more than this share of the samples can't be used: most often a wrong folder or tokenizer."""
+
 _MORE_ROWS = 1.02
 """A suggested number of images may cost so many times the rows of any number: fewer images spread more evenly."""
 
@@ -166,7 +175,21 @@ class Sizes:
             reasons.update(map(str, self.refused(budget).values()))
         return dict(sorted(reasons.items()))
 
-    def suggest(self, tokens: int | None = None) -> Budget:
+    def suggestions(self) -> list[tuple[str, Budget]]:
+        """Budgets for these samples, each with the share that it holds, such as `99 %`.
+
+        The second, for 95 %, is there only where it has far fewer tokens: then a few long samples ask for the first.
+
+        Raises:
+            ValueError: no sample can be used.
+        """
+        most, fewer = self.suggest(), self.suggest(share=MOST_SHARE)
+        found = [(f"{KEEP_SHARE:.0%}".replace("%", " %"), most)]
+        if fewer.tokens <= _MUCH_LESS * most.tokens:
+            found.append((f"{MOST_SHARE:.0%}".replace("%", " %"), fewer))
+        return found
+
+    def suggest(self, tokens: int | None = None, *, share: float = KEEP_SHARE) -> Budget:
         """A budget for these samples: tokens that hold 99 % of them, and enough images not to close rows early.
 
         Images follow tokens: a row of L tokens holds about L / (mean tokens) samples, and so that many times the mean
@@ -175,6 +198,7 @@ class Sizes:
 
         Args:
             tokens: keep this number of tokens, and suggest the images for it.
+            share: of the samples, to be held where `tokens` is None.
 
         Raises:
             ValueError: no sample can be used, or none fits so many tokens.
@@ -183,7 +207,7 @@ class Sizes:
         if not len(kept):
             raise ValueError("no sample can be used, so no budget can be suggested: see `messages()` for the reasons")
         if tokens is None:
-            longest = int(np.quantile(self.tokens[kept], KEEP_SHARE, method="higher"))
+            longest = int(np.quantile(self.tokens[kept], share, method="inverted_cdf"))
             tokens = -(-longest // 64) * 64
         fitting = kept[self.tokens[kept] <= tokens]
         if not len(fitting):
@@ -193,7 +217,7 @@ class Sizes:
         free = pack(lengths, None, Budget(tokens=tokens))
         enough = max(len(free) + 1, _MORE_ROWS * len(free))  # of few rows, one more says nothing
         most = max(int(images[row].sum()) for row in free)  # with so many, these very rows could be packed
-        suggested = int(np.quantile(images, KEEP_SHARE, method="higher"))
+        suggested = int(np.quantile(images, KEEP_SHARE, method="inverted_cdf"))
         suggested = max(suggested, round(tokens * float(images.mean()) / float(lengths.mean())))
         while suggested < most:
             possible = images <= suggested

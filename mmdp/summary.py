@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mmdp.sizes import ALARM_SHARE
+
 if TYPE_CHECKING:
     from mmdp.metrics import Tally
     from mmdp.records import Budget
@@ -17,9 +19,6 @@ if TYPE_CHECKING:
 
 _FEW_ROWS = 20
 """With fewer, a last row that is not full, and a lower bound that is rounded up, weigh much."""
-
-_ALARM_SHARE = 0.5
-"""With more than this share left out, what is left says little about the data."""
 
 
 def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally) -> str:
@@ -45,30 +44,34 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in packed.skipped.most_common())
     per_image = f"an image every {lengths.sum() / images.sum():,.0f} tokens" if images.sum() else "no images"
     lost = f"; {1 - packed.tokens / lengths.sum():.0%} of the tokens that can be read" if left_out else ""
-    share = np.quantile(lengths, 0.99, method="higher")
+    usual, nearly_all = np.quantile(lengths, (0.95, 0.99), method="inverted_cdf")
     lines = [
         f"What {name} asks for",
         f"  samples   {len(sizes):,}, of which {len(usable):,} can be read; {per_image}",
-        f"  lengths   median {np.median(lengths):,.0f}, 95 % up to {np.quantile(lengths, 0.95, method='higher'):,.0f}, "
-        f"99 % up to {share:,.0f}, longest {lengths.max():,} tokens",
+        f"  lengths   median {np.median(lengths):,.0f}, 95 % up to {usual:,.0f}, "
+        f"99 % up to {nearly_all:,.0f}, longest {lengths.max():,} tokens",
         f"  now       all of them, padded to the longest of each batch: {naive.padding_share:.0%} of all tokens are "
         "padding",
         f"  packed    into rows of {budget.tokens:,} tokens: {packed.padding_share:.1%} are; the model computes "
         f"{after:.2f} positions for each real token, not {before:.2f}",
         f"  skipped   {left_out:,} of {len(sizes):,}" + (f": {reasons}" if reasons else "") + lost,
     ]
-    if left_out > _ALARM_SHARE * len(sizes):
+    if left_out > ALARM_SHARE * len(sizes):
         most, count = packed.skipped.most_common(1)[0]
         lines.insert(
             1, f"  ATTENTION {count:,} of {len(sizes):,} samples are left out for {most}: mend that first, or raise"
         )
         lines.insert(2, "            the budget where they don't fit. What follows is of the few that are left")
         return "\n".join(lines)
-    better, same = sizes.suggest(), sizes.suggest(budget.tokens)
+    (share, better), *shorter = sizes.suggestions()
     lines.append(
-        f"  budget    --max-tokens {better.tokens} --max-images {better.images} holds 99 % of the samples (tokens are "
-        f"rounded up to a multiple of 64)"
+        f"  budget    --max-tokens {better.tokens} --max-images {better.images} holds {share} of the samples "
+        "(tokens are rounded up to a multiple of 64)"
     )
+    for less, fewer in shorter:
+        flags = f"--max-tokens {fewer.tokens} --max-images {fewer.images}"
+        lines.append(f"            {flags} holds {less}: only the few longest ask for more")
+    same = sizes.suggest(budget.tokens)
     spare = budget.images is not None and budget.images > (same.images or 0)
     more = f" is enough; {budget.images} as here only let rows differ more" if spare and images.any() else ""
     lines.append(f"            with {budget.tokens:,} tokens as here: --max-images {same.images}{more}")

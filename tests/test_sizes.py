@@ -314,6 +314,17 @@ def sizes_of(tokens: list[int], images: list[int], folder: Path) -> Sizes:
     return sizes
 
 
+def test_a_budget_without_the_few_longest_is_suggested_too(tmp_path):
+    """Where a handful of samples asks for a row of many times the tokens; not where lengths are even."""
+    even = sizes_of(list(range(100, 200)), [1] * 100, tmp_path / "even")
+    assert [("99 %", even.suggest())] == even.suggestions()
+    spiky = sizes_of([*range(100, 197), 3000, 3000, 9000], [1] * 100, tmp_path / "spiky")
+    (_, most), (share, fewer) = spiky.suggestions()
+    assert ("95 %", 3008, 256) == (share, most.tokens, fewer.tokens)
+    assert fewer == spiky.suggest(share=0.95)
+    assert 3 == len(spiky.refused(fewer))
+
+
 @pytest.mark.parametrize("num_tokens", [256, 512, 1024, 4096])
 def test_a_suggested_number_of_images_does_not_close_rows_early(tmp_path, num_tokens):
     """With it, rows are at most 2 % more than with any number, also where a few samples bring most images."""

@@ -1,5 +1,6 @@
 """The text about a data set: its numbers are those of its sizes and of the two epochs."""
 
+import copy
 from collections import Counter
 
 import numpy as np
@@ -48,6 +49,18 @@ def test_the_numbers_are_those_of_the_data(sizes):
         assert f"--max-images {enough}{more}\n" in said
     assert "ATTENTION" not in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_few_longest_are_told_apart(sizes):
+    """A second budget, for 95 %, where one outlier asks for the first."""
+    long = copy.copy(sizes)
+    long.tokens = sizes.tokens.copy()
+    long.tokens[sizes.kept()[0]] = 5000
+    text = summary("rows.jsonl", long, mmdp.Budget(6000, 9), Tally(tokens=1), Tally(tokens=1))
+    first, second = (line for line in text.splitlines() if " holds 9" in line)
+    assert "--max-tokens 5056 " in first
+    assert second.strip().startswith(f"--max-tokens {long.suggest(share=0.95).tokens} --max-images ")
+    assert second.endswith("holds 95 %: only the few longest ask for more")
 
 
 def test_no_advice_where_most_is_left_out(sizes):
