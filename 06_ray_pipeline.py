@@ -165,8 +165,8 @@ def climb(name: str) -> None:
 # `Rung("serial")`: when the trainer asks, it fetches one image after the other, and decodes one after the other. With
 # 40 ms for each, some 36 images take a second and a half, in which nothing is done at all.
 #
-# The figures: where its processor time goes, and three steps from its middle, as each rung has them below: a line for
-# each kind of work in each process, above them the trainer, which waits and trains.
+# The figures: three steps from its middle, from the store at the top to the trainer at the bottom, work of all
+# processes together, as each rung has them below; and where its processor time goes.
 
 # %%
 climb("serial")

@@ -23,7 +23,7 @@ from mmdp.blank_image import with_blank_image
 from mmdp.families import MROPE, Target, resolve
 from mmdp.masks import gemma3_masks
 from mmdp.mrope import mrope_positions
-from mmdp.records import Batch
+from mmdp.records import Batch, check_batch
 from mmdp.trainer_forms import megatron_thd, nanovlm
 from mmdp.vision_inputs import image_cells, num_image_tokens, vision_inputs
 
@@ -57,6 +57,7 @@ def adapt(
     Raises:
         ValueError: a family or attention that would leak or is not known, or images that do not fit the text.
     """
+    check_batch(batch)
     if isinstance(model_or_config, str) and model_or_config in _FORMS:
         if always_vision:
             raise ValueError(f"always_vision needs to know the model, and {model_or_config!r} is but a form")

@@ -8,6 +8,7 @@ Leaves out: running over a data set (`measuring.py`), joining samples (`batching
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 from collections.abc import Iterator, Sequence
@@ -60,19 +61,23 @@ class Encoder:
         pad_id: id that fills the tail of a row; it may equal the end mark, since padding is known by its place.
 
     Raises:
-        ValueError: the tokenizer or family is unknown, or the tokenizer lacks a mark of the family.
+        ValueError: the tokenizer or family is unknown, the tokenizer lacks a mark of the family, or this is none.
     """
 
     def __init__(
         self,
-        tokenizer: str | PreTrainedTokenizerFast = "demo",
+        tokenizer: str | os.PathLike[str] | PreTrainedTokenizerFast = "demo",
         vision: str = "fixed:64",
         *,
         chat_template: str | None = None,
         max_pixels: int = Config.max_pixels,
         cache: Path | None = None,
     ) -> None:
-        loaded = load_tokenizer(tokenizer, cache=cache) if isinstance(tokenizer, str) else copy.deepcopy(tokenizer)
+        if isinstance(tokenizer, str | os.PathLike):
+            loaded = load_tokenizer(os.fspath(tokenizer), cache=cache)
+        else:
+            loaded = _copy_of(tokenizer)
+        vision = str(vision)
         if vision.startswith("fixed:") and "image_token=" not in vision:
             token = _image_token(loaded)
             vision += f",image_token={token}" if "=" in vision else f":image_token={token}"
@@ -216,6 +221,15 @@ def _image_token(tokenizer: PreTrainedTokenizerFast) -> str:
             return token
     tokenizer.add_tokens([_IMAGE_TOKENS[0]], special_tokens=True)
     return _IMAGE_TOKENS[0]
+
+
+def _copy_of(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """A loaded tokenizer, to be changed here; what is none is refused with the way out."""
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        kind = type(tokenizer).__name__
+        way = "its `.tokenizer`" if hasattr(tokenizer, "tokenizer") else "a fast one of transformers, or a name"
+        raise ValueError(f"the tokenizer is of the type {kind}, which is no fast tokenizer: give {way}")
+    return copy.deepcopy(tokenizer)
 
 
 def _pad_id(tokenizer: PreTrainedTokenizerFast) -> int:

@@ -77,7 +77,7 @@ class Loader:
         strict: bool = False,
         max_failures: int = MAX_FAILURES,
     ) -> None:
-        self.steps = Steps(plan, batch_size, rank, world_size, drop_last)
+        self.steps = Steps(plan, batch_size, rank, world_size, drop_last)  # refuses what is no plan
         self._build = RowBuilder(source, encoder, plan.sizes, strict=strict)
         self._assembler: Assembler[tuple[int, ...]] = Assembler(
             self._build,

@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 
 from mmdp.adapters import adapt
 from mmdp.families import resolve
-from mmdp.records import IGNORE, Batch
+from mmdp.records import IGNORE, Batch, check_batch
 
 
 def loss(
@@ -74,6 +74,7 @@ def loss(
         ValueError: what `adapt` refuses; a number of label tokens that can't be; a wrapper that splits the batch, or of
             which it is not known whether it takes the mean.
     """
+    check_batch(batch)
     ranks = _ranks_of_mean(model)
     if always_vision is None:
         always_vision = (ranks is not None or (world_size or 1) > 1) and resolve(model, attention).has_vision

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, Sampler
 
 from mmdp.batching import RowBuilder, batch
 from mmdp.records import Batch, Row
-from mmdp.steps import Place, Position, Steps, refuse_late, row_length
+from mmdp.steps import Place, Position, Steps, check_plan, refuse_late, row_length
 
 if TYPE_CHECKING:
     from mmdp.encode import Encoder
@@ -50,6 +50,7 @@ class PackedDataset(Dataset[Row]):
     def __init__(
         self, source: Source, encoder: Encoder, plan: Plan, *, length: int | None = None, strict: bool = False
     ) -> None:
+        check_plan(plan)
         self.plan = plan
         self._build = RowBuilder(source, encoder, plan.sizes, strict=strict)
         self._collate = partial(batch, pad_id=encoder.pad_id, length=row_length(plan.budget, length))

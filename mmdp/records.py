@@ -155,6 +155,9 @@ class Budget:
     images: int | None = None
 
     def __post_init__(self) -> None:
+        for name, value in (("tokens", self.tokens), ("images", self.images)):
+            if not (hasattr(value, "__index__") or (name == "images" and value is None)):
+                raise ValueError(f"a budget whose {name} are {value!r} can't be counted with: give a whole number")
         if self.tokens < 1:
             raise ValueError(f"a budget of {self.tokens} tokens holds nothing: give at least 1")
         if self.images is not None and self.images < 0:
@@ -167,6 +170,17 @@ class Budget:
         if self.images is not None and images > self.images:
             return Reason.TOO_MANY_IMAGES
         return None
+
+
+def check_batch(batch: object) -> None:
+    """Refuses what is no batch of ours, such as the mapping that `adapt` makes of one.
+
+    Raises:
+        ValueError: the message says what to give.
+    """
+    if not isinstance(batch, Batch):
+        kind = type(batch).__name__
+        raise ValueError(f"the batch is of the type {kind}: give one as mmdp.Loader or mmdp.batch makes it (a Batch)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ class Steps:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
+        check_plan(self.plan)
         check_ranks(self.batch_size, self.rank, self.world_size)
 
     def done(self, epoch: Epoch, cursor: int) -> bool:
@@ -212,12 +213,21 @@ class Position:
 
 
 def check_ranks(batch_size: int, rank: int, world_size: int) -> None:
-    """Raises a ValueError where a number is out of range."""
+    """Raises a ValueError where a number is out of range, or is none."""
+    for name, value in (("batch_size", batch_size), ("rank", rank), ("world_size", world_size)):
+        if not hasattr(value, "__index__"):
+            raise ValueError(f"{name} is {value!r}: it must be a whole number")
     for name, value in (("batch_size", batch_size), ("world_size", world_size)):
         if value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: ranks go from 0 to world size - 1")
+
+
+def check_plan(plan: object) -> None:
+    """Raises a ValueError where this is no plan."""
+    if not hasattr(plan, "epoch"):
+        raise ValueError(f"{shorten(plan)} is no plan: give what mmdp.plan(sizes, budget) returns")
 
 
 def row_length(budget: Budget, length: int | None) -> int:

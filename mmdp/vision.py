@@ -54,7 +54,7 @@ def vision_family(spec: str) -> VisionFamily:
     >>> vision_family("qwen3_vl").layout(640, 480)
     ImageLayout(tokens=302, vision=1200, height=480, width=640)
     """
-    name, _, rest = spec.partition(":")
+    name, _, rest = str(spec).partition(":")
     if name not in _FAMILIES:
         known = ", ".join("fixed:N" if one == "fixed" else one for one in _FAMILIES)
         raise ValueError(f"unknown vision family {shorten(name)}: the families are {known}")

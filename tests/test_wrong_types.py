@@ -1,0 +1,80 @@
+"""What a hurried user passes in the wrong place is refused at once, with what to give instead."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from small import tokenizer, write_data
+
+import mmdp
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """A source, an encoder, sizes, a plan, and a batch."""
+    source = mmdp.open_source(write_data(tmp_path_factory.mktemp("types"), (1, 0), repeat=1))
+    encoder = mmdp.Encoder(tokenizer(), "fixed:16")
+    sizes = mmdp.measure(source, encoder)
+    plan = mmdp.plan(sizes, mmdp.Budget(tokens=200, images=4))
+    build = mmdp.RowBuilder(source, encoder, sizes)
+    return source, encoder, sizes, plan, mmdp.batch([build((0, 1))], pad_id=encoder.pad_id)
+
+
+class Processor:
+    """As those of transformers are."""
+
+    def __init__(self):
+        self.tokenizer = tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (Processor(), "of the type Processor, which is no fast tokenizer: give its `.tokenizer`"),
+        (None, "of the type NoneType, which is no fast tokenizer: give a fast one of transformers, or a name"),
+    ],
+)
+def test_a_tokenizer(wrong, says):
+    """A processor has one; anything else is none."""
+    with pytest.raises(ValueError, match=re.escape(says)):
+        mmdp.Encoder(wrong)
+
+
+def test_a_tokenizers_folder_may_be_a_path(tmp_path):
+    """As every folder may."""
+    tokenizer().save_pretrained(tmp_path)
+    assert mmdp.Encoder(tmp_path, "fixed:16").fingerprint == mmdp.Encoder(str(tmp_path), "fixed:16").fingerprint
+
+
+def test_a_family():
+    """A number is no family, and the message lists those that are."""
+    with pytest.raises(ValueError, match="unknown vision family '64': the families are fixed:N, "):
+        mmdp.Encoder(tokenizer(), 64)
+
+
+@pytest.mark.parametrize("given", [{"tokens": "1024"}, {"tokens": 1024.5}, {"tokens": 9, "images": 2.0}])
+def test_a_budget(given):
+    """Whole numbers; those of NumPy are."""
+    with pytest.raises(ValueError, match="give a whole number"):
+        mmdp.Budget(**given)
+    assert mmdp.Budget(tokens=np.int64(9), images=np.int32(2)) == mmdp.Budget(9, 2)
+
+
+def test_a_plan(parts):
+    """Sizes, or a budget, in its place."""
+    source, encoder, sizes, plan, _ = parts
+    for make in (mmdp.Loader, mmdp.PackedDataset):
+        with pytest.raises(ValueError, match=r"is no plan: give what mmdp\.plan\(sizes, budget\) returns"):
+            make(source, encoder, sizes)
+    with pytest.raises(ValueError, match="batch_size is '8': it must be a whole number"):
+        mmdp.Loader(source, encoder, plan, batch_size="8")
+
+
+@pytest.mark.parametrize("wrong", [{"input_ids": torch.zeros(1, 4)}, None])
+def test_a_batch(wrong):
+    """The mapping that another collator makes."""
+    says = rf"the batch is of the type {type(wrong).__name__}: give one as mmdp\.Loader or mmdp\.batch makes it"
+    for use in (lambda: mmdp.loss(torch.nn.Linear(1, 1), wrong), lambda: mmdp.adapt(wrong, "text")):
+        with pytest.raises(ValueError, match=says):
+            use()
