@@ -19,10 +19,11 @@ import numpy as np
 from mmdp.config import cache_folder
 from mmdp.encode import Encoder
 from mmdp.encode_blocks import encode_blocks
+from mmdp.fingerprints import fingerprint_of
 from mmdp.progress import track
 from mmdp.records import Budget, Encoded
 from mmdp.refusals import DataError, Reason
-from mmdp.sizes import ALARM_SHARE, KEEP_SHARE, Sizes, fingerprint_of, read_sizes
+from mmdp.sizes import ALARM_SHARE, KEEP_SHARE, Sizes, read_sizes
 from mmdp.sources import Source
 from mmdp.token_cache import FORMAT, TokenCache
 

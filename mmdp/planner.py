@@ -21,13 +21,13 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
 from mmdp.dealing import Measured, deal, row_costs
+from mmdp.fingerprints import plan_fingerprint
 from mmdp.records import Budget
 from mmdp.refusals import Reason, shorten
 from mmdp.row_hashes import row_digests, shuffle_keys
@@ -94,9 +94,10 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of all that decides the rows; ranks that differ in it would not see the same epoch."""
-        text = f"{VERSION} {self.sizes.fingerprint} {self.budget} {self.seed} {self.window} {self.block} {self.buffer}"
-        return blake2b(f"{text} {len(self.sizes)}".encode(), digest_size=8).hexdigest()
+        """Hex digests of all that decides the rows; ranks that differ in it would not see the same epoch."""
+        data, _, encoder = self.sizes.fingerprint.partition("-")
+        order = f"{VERSION} {self.seed} {self.window} {self.block} {self.buffer}"
+        return plan_fingerprint(f"{data} {len(self.sizes)}", encoder, str(self.budget), order)
 
     @property
     def skipped(self) -> dict[int, Reason]:

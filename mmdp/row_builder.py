@@ -18,11 +18,12 @@ import numpy as np
 
 from mmdp.encode import Encoder
 from mmdp.fetch_loop import wait as wait_for
+from mmdp.fingerprints import fingerprint_of
 from mmdp.records import IGNORE, Encoded, Row, Sample
 from mmdp.refusals import DataError, Reason
 from mmdp.remote import FetchError
 from mmdp.samples_ahead import fetch_samples
-from mmdp.sizes import Sizes, fingerprint_of
+from mmdp.sizes import Sizes
 from mmdp.sources import Source
 from mmdp.spans import span
 

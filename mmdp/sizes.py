@@ -1,7 +1,7 @@
 """What each sample asks of a row, as it was measured: arrays, and what was left out for which reason.
 
 Adds: `Sizes`, a view of the token cache: which samples fit a budget, which budget would fit them, the ids and labels of
-each; `read_sizes`, which makes one; `fingerprint_of`, by which sizes of other data or another encoder are told apart.
+each; `read_sizes`, which makes one.
 Leaves out: measuring (`measuring.py`), and which samples share a row (`planner.py`).
 """
 
@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +18,9 @@ import numpy as np
 from mmdp.knapsack import pack
 from mmdp.records import Budget, Encoded
 from mmdp.refusals import DataError, Reason
-from mmdp.sample_checks import check_source
 from mmdp.token_cache import TokenCache
 
 if TYPE_CHECKING:
-    from mmdp.encode import Encoder
     from mmdp.sources import Source
 
 KEEP_SHARE = 0.99
@@ -252,13 +249,3 @@ def read_sizes(
     )
     sizes._update()
     return sizes
-
-
-def fingerprint_of(source: Source, encoder: Encoder) -> str:
-    """Hex digest of what decides every size: the content of the source, and the encoder.
-
-    Raises:
-        ValueError: this is no source.
-    """
-    check_source(source)
-    return blake2b(f"{source.fingerprint} {encoder.fingerprint}".encode(), digest_size=16).hexdigest()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mmdp.fingerprints import differences
 from mmdp.planner import Epoch, Plan
 from mmdp.records import Budget
 from mmdp.refusals import shorten
@@ -121,9 +122,8 @@ class Steps:
             )
         if state["plan"] != self.plan.fingerprint:
             raise ValueError(
-                f"the state is of plan {state['plan']}, this one is {self.plan.fingerprint}: data, tokenizer, vision "
-                "family, budget, seed, window, block, buffer and the packer of mmdp must be those of the run that was "
-                "saved"
+                f"the state is of another plan, which differs in {differences(state['plan'], self.plan.fingerprint)}: "
+                "that must be as in the run that saved it, or begin without a state"
             )
         return epoch, cursor, str(state.get("rows"))
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +25,7 @@ from mmdp import planner
 from mmdp.arrivals import Arrivals, Arrived, Item, Snapshot, Taken, name_of
 from mmdp.assemble import Step
 from mmdp.dealing import deal
+from mmdp.fingerprints import differences, plan_fingerprint
 from mmdp.planner import BLOCK, arrange
 from mmdp.records import Budget
 from mmdp.refusals import Reason, shorten
@@ -114,11 +114,10 @@ class StreamPlan:
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of all that decides the rows, but for the samples themselves."""
-        text = (
-            f"{VERSION} {planner.VERSION} {name_of(self.source)} {self.encoder.fingerprint} {self.budget} {self.seed}"
-        )
-        return blake2b(f"stream {text} {self.window} {BLOCK} {BUFFER}".encode(), digest_size=8).hexdigest()
+        """Hex digests of all that decides the rows, but for the samples themselves."""
+        order = f"{VERSION} {planner.VERSION} {self.seed} {self.window} {BLOCK} {BUFFER}"
+        name = f"stream {name_of(self.source)}"
+        return plan_fingerprint(name, self.encoder.fingerprint, str(self.budget), order)
 
     def start(self, epoch: int) -> dict[str, Any]:
         """The state before the first row of a pass."""
@@ -165,8 +164,8 @@ class StreamPlan:
             raise ValueError(f"not a state of this loader: {shorten(state, 200)}")
         if state["plan"] != mine["plan"]:
             raise ValueError(
-                f"the state is of plan {state['plan']}, this one is {mine['plan']}: source, tokenizer, vision family, "
-                "budget, seed and window must be those of the run that saved it"
+                f"the state is of another plan, which differs in {differences(state['plan'], mine['plan'])}: that must "
+                "be as in the run that saved it, or begin without a state"
             )
         return dict(state)
 

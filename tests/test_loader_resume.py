@@ -5,6 +5,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import ClassVar
 
@@ -26,6 +27,7 @@ from small import tokenizer, write_data
 import mmdp
 from mmdp.executors import Processes
 from mmdp.loader import Loader
+from mmdp.steps import Steps
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -286,13 +288,21 @@ def test_epochs_differ_and_can_be_chosen(parts, wanted, road):
 @pytest.mark.parametrize("name", ["inline", "DataLoader"])
 def test_a_state_loads_only_where_it_belongs(parts, tmp_path, name):
     """Law 12: not after the first loop has begun, not into another plan, and nothing that is no state."""
-    other = parts.plan.__class__(**{**_fields(parts.plan), "seed": 1})
     batch = next(iter(ROADS[name].batches(parts, BATCH_SIZE)))
-    with pytest.raises(
-        ValueError,
-        match="seed, window, block, buffer and the packer of mmdp must be those",
+    for changed, says in (
+        ({"seed": 1}, r"the order \(seed, .*\)"),
+        ({"budget": replace(parts.plan.budget, images=99)}, "the budget"),
+        ({"seed": 1, "budget": replace(parts.plan.budget, images=99)}, r"the budget, the order \(seed, .*\)"),
     ):
-        ROADS[name].batches(parts._replace(plan=other), BATCH_SIZE, batch.state)
+        other = parts.plan.__class__(**{**_fields(parts.plan), **changed})
+        with pytest.raises(ValueError, match=f"another plan, which differs in {says}: that must be as in the run"):
+            ROADS[name].batches(parts._replace(plan=other), BATCH_SIZE, batch.state)
+    sizes = parts.plan.sizes.__class__(**{**_fields(parts.plan.sizes), "fingerprint": "another-one"})
+    other = parts.plan.__class__(**{**_fields(parts.plan), "sizes": sizes})
+    with pytest.raises(
+        ValueError, match=r"which differs in the data \(source, .*\), the encoder \(tokenizer, .*\): that"
+    ):
+        Steps(other, BATCH_SIZE).check(batch.state)  # no loader is made of sizes that are not its source's
     for state in (
         {},
         {**batch.state, "cursor": -1},

@@ -188,7 +188,7 @@ def test_epochs_may_be_chosen(coordinator, wanted, parts):
     assert wanted[0][0] == digest(next(iter(rank)))
     with pytest.raises(RuntimeError, match="load the state before the first loop"):
         rank.load_state_dict(start)
-    with pytest.raises(ValueError, match="the state is of plan"):
+    with pytest.raises(ValueError, match="another plan, which differs in all of it, or the version of mmdp"):
         other.load_state_dict({**start, "plan": "another"})
     close([rank, other])
 

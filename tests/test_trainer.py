@@ -296,7 +296,7 @@ def test_checkpoints_that_can_not_be_resumed(parts, tmp_path):
     mmdp.packed_trainer(model, args, INLINE.batches(parts["llama"], 1)).train()
     plan = replace(parts["llama"].plan, seed=1)
     other = mmdp.packed_trainer(model, args, INLINE.batches(parts["llama"]._replace(plan=plan), 1))
-    with pytest.raises(ValueError, match="the state is of plan"):
+    with pytest.raises(ValueError, match="the state is of another plan, which differs in the order"):
         other.train(resume_from_checkpoint=True)
 
     path = tmp_path / "checkpoint-2" / "trainer_state.json"
