@@ -51,6 +51,7 @@ from mmdp.row_fields import (
     read_turns,
     refuse,
 )
+from mmdp.sample_checks import ROLES
 
 FORMS = ("texts", "conversations", "messages")
 """The keys that tell a row's form."""
@@ -60,7 +61,7 @@ KEYS = ("id", "images", "image", *FORMS)
 
 MARK = "<image>"
 
-_ROLES = {"system": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {role: role for role in ROLES}
 _CONVERSATION_ROLES = _ROLES | {"human": "user", "gpt": "assistant"}
 _INLINE_KEYS = {"image": ("image", "path", "url"), "image_url": ("image_url", "url")}
 
