@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+pytest.register_assert_rewrite("executor_laws")
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("MMDP_SHARED", ROOT.parent / "shared"))
 

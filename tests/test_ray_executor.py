@@ -21,6 +21,7 @@ import pytest
 import ray_work
 import torch
 import work
+from executor_laws import *  # noqa: F403 -- laws 7 and 8
 from in_flight import Watched, most_at_once
 from processes import still_running
 
@@ -43,6 +44,11 @@ def kept(ray_cluster) -> Iterator[RayExecutor]:
         yield actors
 
 
+@pytest.fixture
+def any_executor(kept) -> RayExecutor:
+    return kept
+
+
 @pytest.fixture(scope="module")
 def stages(case_script) -> types.ModuleType:
     """Functions that misbehave; they travel by value, since no worker can import them."""
@@ -53,30 +59,7 @@ def stages(case_script) -> types.ModuleType:
     return module
 
 
-# Law 7: same results, same order
-
-
-def test_results_come_in_the_order_of_the_items(kept):
-    """Law 7, also where later items finish first, and a second time on the same actors."""
-    for _ in range(2):
-        results = list(kept.run(work.start_and_end, range(9), depth=6))
-        assert list(range(9)) == [item for item, _, _ in results]
-        assert results[0][2] > results[1][2], "the case did not arise: item 0 was not overtaken"
-
-
-@pytest.mark.parametrize("num_items", [0, 1, 5])
-def test_any_number_of_items(kept, num_items):
-    """Law 7, also with fewer items than workers."""
-    assert [2 * item for item in range(num_items)] == list(kept.run(work.double, range(num_items), depth=3))
-
-
-def test_two_runs_at_once(kept):
-    """Each run has its own function and its own results."""
-    first = kept.run(work.double, range(6), depth=4)
-    second = kept.run(work.raises, range(10, 16), depth=4)
-    assert [(0, 10), (2, 11), (4, 12), (6, 13), (8, 14), (10, 15)] == list(zip(first, second, strict=False))
-    first.close()
-    second.close()
+# Laws 7 and 8, the order of results and errors at their places: `executor_laws`, and what only actors have
 
 
 def test_what_is_defined_here_travels_by_value(kept):
@@ -84,109 +67,14 @@ def test_what_is_defined_here_travels_by_value(kept):
     assert [0, 3, 6] == list(kept.run(lambda item: 3 * item, range(3), depth=2))
 
 
-@pytest.mark.parametrize("num_bytes", [0, 800, 2**21, 2**26])
-def test_arrays_arrive_whole_and_writable(kept, num_bytes):
-    """Small and large ones, up to 64 MB; each with memory of its own."""
-    results = []
-    for result in kept.run(work.array, [num_bytes] * 3, depth=1):
-        assert (work.array(num_bytes) == result).all()
-        result[:1] = -1
-        results.append(result)
-    assert all((result[:1] == -1).all() for result in results)
-
-
-def test_arrays_in_items_travel_too(kept):
-    """An item may be large as well."""
-    items = [work.array(2**21) + number for number in range(4)]
-    for item, result in zip(items, kept.run(work.double, items, depth=3), strict=True):
-        assert (2 * item == result).all()
-
-
-# Law 8: errors
-
-
-def test_an_error_comes_out_at_its_place(kept):
-    """Law 8: class, message, item and the worker's traceback; the results before it come first."""
-    results = []
-    with pytest.raises(OSError, match="image of sample 3 is cut short") as caught:
-        results.extend(kept.run(work.raises, [0, 1, 2, 3, 4, 5], depth=6))
-    assert [0, 1, 2] == results
-    assert OSError is caught.type
-    notes = "\n".join(caught.value.__notes__)
-    assert "item 3 of the run: 3" in notes
-    assert "raise OSError" in notes
-
-
-def test_an_error_may_be_replaced_by_a_result(kept):
-    """`on_error` is called in the consumer, at the error's place, and the run goes on."""
-    seen = []
-
-    def replace(item, error):
-        seen.append((item, type(error), threading.current_thread()))
-        return "replaced"
-
-    results = list(kept.run(work.raises, range(6), depth=4, on_error=replace))
-    assert [0, 1, 2, "replaced", 4, 5] == results
-    assert [(3, OSError, threading.current_thread())] == seen
-
-
-def test_errors_that_can_not_be_rebuilt_are_told(kept, stages):
-    """Law 8, RAY-02: class, message and item, for errors with an `__init__` of their own, with a lock, or silent."""
+def test_an_error_of_a_function_of_a_script_is_told(kept, stages):
+    """Law 8, RAY-02: class, message and item, where no process can import the class and its `__init__` is its own."""
     errors = []
     note = lambda _, error: errors.append(error)  # noqa: E731
-    list(kept.run(work.raises_awkwardly, range(4), depth=4, on_error=note))
-    names, messages = ("NeedsTwoError", "SaysElseError", "HoldsLockError"), ("key0: 403", "key1: 404", "key2: 405")
-    for error, name, message in zip(errors[:3], names, messages, strict=True):
-        text = f"{type(error).__name__}: {error!s}"
-        assert name in text
-        assert text.endswith(message)
-    assert "SilentError" in repr(errors[3]), "an error without a message has a name at least"
-    assert all(f"item {number} of the run" in "".join(error.__notes__) for number, error in enumerate(errors))
-
     results = list(kept.run(stages.raises_awkwardly, range(10), depth=10, on_error=note))
     assert [*range(7), None, 8, 9] == [result and result["row"] for result in results]
-    assert "NeedsTwo: key7: 403" in str(errors[4])
-    assert "item 7 of the run: 7" in "".join(errors[4].__notes__)
-
-
-def test_leaving_the_function_by_exit_is_no_item_to_replace(kept):
-    """SystemExit comes out as it does inline; it does not end an actor."""
-    before = set(kept.run(work.process_id, range(6), depth=6))
-    with pytest.raises(SystemExit, match="enough"):
-        list(kept.run(work.exits, range(6), depth=4, on_error=lambda *_: None))
-    assert before == set(kept.run(work.process_id, range(6), depth=6))
-
-
-def test_an_error_of_the_items_comes_after_the_results_before_it(kept):
-    """The source of items may break: nothing that it gave before is lost."""
-
-    def items():
-        yield from range(3)
-        raise KeyError("source")
-
-    results = []
-    with pytest.raises(KeyError, match="source"):
-        results.extend(kept.run(work.double, items(), depth=8))
-    assert [0, 2, 4] == results
-
-
-@pytest.mark.parametrize(
-    ("function", "items"),
-    [
-        (work.double, [0, 1, 2, threading.Lock(), 4, 5]),
-        (work.lock_at_bad, range(6)),
-        (work.only_there, range(6)),
-    ],
-    ids=["item", "result", "result that can't be rebuilt here"],
-)
-def test_what_can_not_travel_is_that_items_error(kept, function, items):
-    """An item or a result that can't be pickled or rebuilt costs itself only, not its actor."""
-    errors = []
-    results = list(kept.run(function, items, depth=4, on_error=lambda _, error: errors.append(error)))
-    assert [None] == [result for position, result in enumerate(results) if position == work.BAD]
-    assert 5 == len([result for result in results if result is not None])
-    assert 1 == len(errors)
-    assert "item 3 of the run" in "".join(errors[0].__notes__)
+    assert "NeedsTwo: key7: 403" in str(errors[0])
+    assert "item 7 of the run: 7" in "".join(errors[0].__notes__)
 
 
 def test_an_error_of_the_first_phase_comes_out_like_any_other(kept):
