@@ -77,7 +77,7 @@ for rows in batches_of(every, list):
 fitting = sizes.kept(budget)
 if not len(fitting):
     raise SystemExit(
-        f"no sample fits {budget.tokens} tokens: `--max-tokens {sizes.suggest().tokens}` holds 99 % of them"
+        f"no sample fits {budget.tokens} tokens: `--max-tokens {np.quantile(sizes.tokens[every], 0.99):.0f}` holds 99 %"
     )
 loader = batches_of(fitting, collate)
 

@@ -41,6 +41,12 @@ _MORE_ROWS = 1.02
 _TRIED = 4096
 """Samples that are packed to find it, evenly from all: some 20 ms each time."""
 
+_FULL = 0.95
+"""Rows of a suggested budget are at least so full: a row of one sample and a half is padded as if none were packed."""
+
+_MOST_A_ROW = 16
+"""Samples a row, in the mean, beyond which no longer row is suggested for that."""
+
 
 @dataclass(slots=True, eq=False)
 class Sizes:
@@ -189,6 +195,8 @@ class Sizes:
     def suggest(self, tokens: int | None = None, *, share: float = KEEP_SHARE) -> Budget:
         """A budget for these samples: tokens that hold 99 % of them, and enough images not to close rows early.
 
+        Rows are long enough to be packed full, too: where lengths are even, a row of the longest would hold one sample.
+
         Images follow tokens: a row of L tokens holds about L / (mean tokens) samples, and so that many times the mean
         number of images. More are needed than that mean, since rows differ: so some thousand samples are packed, with
         more images each time, until they need at most 2 % more rows than with any number, or one row.
@@ -205,7 +213,7 @@ class Sizes:
             raise ValueError("no sample can be used, so no budget can be suggested: see `messages()` for the reasons")
         if tokens is None:
             longest = int(np.quantile(self.tokens[kept], share, method="inverted_cdf"))
-            tokens = -(-longest // 64) * 64
+            tokens = self._long_enough(kept, longest)
         fitting = kept[self.tokens[kept] <= tokens]
         if not len(fitting):
             raise ValueError(f"no sample fits {tokens} tokens: the shortest has {self.tokens[kept].min()}")
@@ -222,6 +230,18 @@ class Sizes:
                 break
             suggested = min(most, suggested + 1 + suggested // 8)
         return Budget(tokens, suggested)
+
+    def _long_enough(self, kept: np.ndarray, longest: int) -> int:
+        """Tokens a row, a multiple of 64 and at least `longest`, from which on rows are packed full."""
+        tokens = -(-longest // 64) * 64
+        fitting = kept[self.tokens[kept] <= tokens]
+        lengths = self.tokens[fitting[:: -(-len(fitting) // _TRIED)]]
+        while tokens < _MOST_A_ROW * lengths.mean():
+            filled = sorted(int(lengths[row].sum()) for row in pack(lengths, None, Budget(tokens=tokens)))
+            if sum(filled[1:]) >= _FULL * tokens * (len(filled) - 1):  # what is left over fills one row as it can
+                break
+            tokens = -(-tokens * 5 // (4 * 64)) * 64
+        return tokens
 
 
 def read_sizes(

@@ -65,8 +65,8 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
         return "\n".join(lines)
     (share, better), *shorter = sizes.suggestions()
     lines.append(
-        f"  budget    --max-tokens {better.tokens} --max-images {better.images} holds {share} of the samples "
-        "(tokens are rounded up to a multiple of 64)"
+        f"  budget    --max-tokens {better.tokens} --max-images {better.images} holds {share} of the samples, "
+        "in rows long enough to be packed full"
     )
     for less, fewer in shorter:
         flags = f"--max-tokens {fewer.tokens} --max-images {fewer.images}"

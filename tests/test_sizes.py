@@ -320,9 +320,27 @@ def test_a_budget_without_the_few_longest_is_suggested_too(tmp_path):
     assert [("99 %", even.suggest())] == even.suggestions()
     spiky = sizes_of([*range(100, 197), 3000, 3000, 9000], [1] * 100, tmp_path / "spiky")
     (_, most), (share, fewer) = spiky.suggestions()
-    assert ("95 %", 3008, 256) == (share, most.tokens, fewer.tokens)
+    assert ("95 %", 3008, 320) == (share, most.tokens, fewer.tokens)
     assert fewer == spiky.suggest(share=0.95)
     assert 3 == len(spiky.refused(fewer))
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        pytest.param([134] * 600, id="all alike"),
+        pytest.param(list(range(100, 200)) * 6, id="even"),
+        pytest.param(np.random.default_rng(0).lognormal(5.5, 0.8, 2000).astype(int).tolist(), id="as text is"),
+    ],
+)
+def test_rows_of_a_suggested_budget_are_full(tokens, tmp_path):
+    """Also where lengths are so even that a row of the longest would hold but one sample, and a third of padding."""
+    sizes = sizes_of(tokens, [0] * len(tokens), tmp_path)
+    for _, budget in sizes.suggestions():
+        fitting = np.array([length for length in tokens if length <= budget.tokens])
+        rows = pack(fitting, None, budget)
+        assert fitting.sum() >= 0.95 * budget.tokens * (len(rows) - 1)
+        assert budget.tokens <= max(2 * max(tokens), 20 * np.mean(tokens))
 
 
 @pytest.mark.parametrize("num_tokens", [256, 512, 1024, 4096])
