@@ -9,7 +9,8 @@ The order of an epoch, all of it a function of sizes, budget, seed and epoch num
 2. Rows are sorted by cost inside windows, so that rows of like cost are neighbours and meet in one step. Attention
    grows with the square of a sample's length, the vision tower with its patches or tiles, and a step waits for its
    dearest rank.
-3. Blocks of a few rows are shuffled inside their window, so that cheap and dear steps mix.
+3. Blocks of a few rows are shuffled inside their window, so that cheap and dear steps mix. The packer takes long
+   samples first and leaves some hundreds of short ones for the end of its input, so a small epoch is one window.
 
 No part of it knows a world size or a batch size: a step is the next W x B rows, so a row number is all that a resumed
 run needs, with other ranks and other batches too. Integer arithmetic and a hash of our own: every machine plans alike.
@@ -36,7 +37,7 @@ from mmdp.row_stream import BUFFER, RowStream
 if TYPE_CHECKING:
     from mmdp.sizes import Sizes
 
-VERSION = 1
+VERSION = 2
 """Goes up when the same sizes, budget and seed give other rows; a resumed run then refuses an older state."""
 
 WINDOW = 512
@@ -44,6 +45,9 @@ WINDOW = 512
 
 _FIRST_WINDOW = 64
 """Rows in the first window of an epoch; each later one has twice as many, up to `WINDOW`. So a cold start is short."""
+
+_FEW_SAMPLES = 8 * BUFFER
+"""With at most so many the first window has all of its `WINDOW` rows: a cold start is short anyhow."""
 
 BLOCK = 8
 """Rows that stay neighbours when a window is shuffled."""
@@ -242,7 +246,8 @@ class Epoch(Sequence[np.ndarray]):
 def _windows(plan: Plan, epoch: int) -> Iterator[list[list[int]]]:
     """The rows of an epoch, window by window, each in its final order."""
     rows = RowStream(_stream(plan, epoch), plan.budget, buffer=plan.buffer)
-    num_blocks, size = 0, min(_FIRST_WINDOW, plan.window)
+    is_small = len(plan.sizes) <= _FEW_SAMPLES
+    num_blocks, size = 0, plan.window if is_small else min(_FIRST_WINDOW, plan.window)
     while window := list(islice(rows, size)):
         size = min(2 * size, plan.window)
         places = arrange(window, plan.sizes, block=plan.block, first_block=num_blocks, seed=plan.seed, epoch=epoch)

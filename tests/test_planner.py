@@ -86,7 +86,20 @@ def test_the_same_plan_on_every_machine():
     assert GOLDEN.get(planner.VERSION) == found, f'another order? Raise VERSION, and enter its "{found}" in GOLDEN'
 
 
-GOLDEN = {1: "ea2b7dce10bf8949"}  # by version: whoever changes the hash gives it a new one
+GOLDEN = {2: "ea2b7dce10bf8949"}  # by version: whoever changes the hash gives it a new one
+
+
+@pytest.mark.parametrize("num_samples", [300, 500, 1000, 2000])
+def test_rows_of_a_small_epoch_have_no_trend(num_samples):
+    """The packer leaves short samples for the end of its input; in the epoch they are mixed with the others."""
+    halves = []
+    for seed in range(8):
+        lengths = np.random.default_rng(seed).lognormal(5.2, 0.7, num_samples).astype(int) + 20
+        sizes = sizes_of(np.minimum(lengths, 1024), np.zeros(num_samples, dtype=int))
+        rows = [len(row) for row in plan(sizes, Budget(1024, 9), seed=seed).epoch(0)]
+        halves.append((np.mean(rows[: len(rows) // 2]), np.mean(rows[len(rows) // 2 :])))
+    first, second = np.mean(halves, axis=0)
+    assert 0.88 < second / first < 1.12, (first, second)
 
 
 def test_a_digest_says_whether_the_rows_before_are_the_same():
