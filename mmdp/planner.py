@@ -9,8 +9,8 @@ The order of an epoch, all of it a function of sizes, budget, seed and epoch num
 2. Rows are sorted by cost inside windows, so that rows of like cost are neighbours and meet in one step. Attention
    grows with the square of a sample's length, the vision tower with its patches or tiles, and a step waits for its
    dearest rank.
-3. Blocks of a few rows are shuffled inside their window, so that cheap and dear steps mix. The packer takes long
-   samples first and leaves some hundreds of short ones for the end of its input, so a small epoch is one window.
+3. Blocks of a few rows are shuffled inside their window, so that cheap and dear steps mix. The packer leaves some
+   hundreds of short samples for the end of its input, so the last window is a large one, and a small epoch has but one.
 
 No part of it knows a world size or a batch size: a step is the next W x B rows, so a row number is all that a resumed
 run needs, with other ranks and other batches too. Integer arithmetic and a hash of our own: every machine plans alike.
@@ -46,8 +46,8 @@ WINDOW = 512
 _FIRST_WINDOW = 64
 """Rows in the first window of an epoch; each later one has twice as many, up to `WINDOW`. So a cold start is short."""
 
-_FEW_SAMPLES = 8 * BUFFER
-"""With at most so many the first window has all of its `WINDOW` rows: a cold start is short anyhow."""
+_TAIL_BUFFERS = 3
+"""A window behind which at most so many buffers of samples are left takes them in: short ones then mix with others."""
 
 BLOCK = 8
 """Rows that stay neighbours when a window is shuffled."""
@@ -245,10 +245,12 @@ class Epoch(Sequence[np.ndarray]):
 
 def _windows(plan: Plan, epoch: int) -> Iterator[list[list[int]]]:
     """The rows of an epoch, window by window, each in its final order."""
-    rows = RowStream(_stream(plan, epoch), plan.budget, buffer=plan.buffer)
-    is_small = len(plan.sizes) <= _FEW_SAMPLES
-    num_blocks, size = 0, plan.window if is_small else min(_FIRST_WINDOW, plan.window)
+    samples = _Samples(plan, epoch)
+    rows = RowStream(samples, plan.budget, buffer=plan.buffer)
+    num_blocks, size = 0, min(_FIRST_WINDOW, plan.window)
     while window := list(islice(rows, size)):
+        if samples.num_left <= _TAIL_BUFFERS * plan.buffer:
+            window += rows
         size = min(2 * size, plan.window)
         places = arrange(window, plan.sizes, block=plan.block, first_block=num_blocks, seed=plan.seed, epoch=epoch)
         num_blocks += -(-len(window) // plan.block)
@@ -287,17 +289,28 @@ def shuffled(plan: Plan, epoch: int) -> np.ndarray:
     return np.argsort(keys, kind="stable")
 
 
-def _stream(plan: Plan, epoch: int) -> Iterator[tuple[int, int, int]]:
-    """(index, tokens, images) of every sample that fits a row, shuffled."""
-    sizes, budget, found = plan.sizes, plan.budget, False
-    order = shuffled(plan, epoch)
-    for start in range(0, len(order), _CHUNK):
-        chunk = order[start : start + _CHUNK]
-        sizes.require(chunk)
-        columns = chunk.tolist(), sizes.tokens[chunk].tolist(), sizes.images[chunk].tolist()
-        for index, tokens, images in zip(*columns, strict=True):
-            if index not in sizes.skipped and budget.refusal(tokens, images) is None:
-                found = True
-                yield index, tokens, images
-    if not found:
-        raise ValueError(f"none of the {len(sizes)} samples fits a row of {budget}: {sizes.counts(budget)}")
+class _Samples:
+    """(index, tokens, images) of every sample that fits a row, shuffled; to be gone over once.
+
+    Attributes:
+        num_left: samples behind the last one that was given, of which some may fit no row.
+    """
+
+    def __init__(self, plan: Plan, epoch: int) -> None:
+        self._plan = plan
+        self._order = shuffled(plan, epoch)
+        self.num_left = len(self._order)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        sizes, budget, found = self._plan.sizes, self._plan.budget, False
+        for start in range(0, len(self._order), _CHUNK):
+            chunk = self._order[start : start + _CHUNK]
+            sizes.require(chunk)
+            columns = chunk.tolist(), sizes.tokens[chunk].tolist(), sizes.images[chunk].tolist()
+            for place, (index, tokens, images) in enumerate(zip(*columns, strict=True), start + 1):
+                if index not in sizes.skipped and budget.refusal(tokens, images) is None:
+                    found = True
+                    self.num_left = len(self._order) - place
+                    yield index, tokens, images
+        if not found:
+            raise ValueError(f"none of the {len(sizes)} samples fits a row of {budget}: {sizes.counts(budget)}")

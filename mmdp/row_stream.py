@@ -5,9 +5,9 @@ In: (index, tokens, images) of each sample, in order. Out: the sample indices of
 Leaves out: packing whole arrays (`knapsack`), the order of the input and of the rows (`planner`).
 
 The rule. Each row starts with the sample that waits longest, so nothing waits more than `buffer` rows. While the row is
-far from full, the oldest go in; then the best of the buffer, one by one; and when one sample or a pair closes the gap to
-the token, the row is done and the buffer is refilled. Rows of long input have no trend but at its ends: the first are
-rich in long samples, and the last buffer in short ones. Four ideas make it fast and tight:
+far from full, the oldest go in; then the best of the buffer, one by one; and when one sample or a pair closes the gap
+to the token, the row is done and the buffer is refilled. Rows of long input have no trend but at its ends: the first
+are rich in long samples, and the last buffer in short ones. Four ideas make it fast and tight:
 
 - *Lengths are bits.* The lengths that wait are the set bits of a Python integer, one integer for each number of images.
   The longest sample that fits is the highest bit not above the gap, and all pairs that close a gap are one `and` with
