@@ -15,7 +15,8 @@ Whose Ray it is:
 
 Nobody else's Ray is ever ended. One that is started here listens on the loopback alone. Other users of the same machine
 reach it there: where they are not to be trusted, set `RAY_AUTH_MODE=token` before, and every process that joins needs
-the token.
+the token. A plain `ray start --head` may ask for one too: it is joined as it is, from its own machine and by its own
+user; elsewhere set `RAY_AUTH_MODE=token`, and see `ray_auth`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from mmdp.ray_auth import AUTH_MODE, AskedForToken, TokenMode
 from mmdp.ray_local import LocalRay, num_processors, on_loopback
 
 NAMESPACE = "mmdp"
@@ -42,7 +44,7 @@ _EVERYWHERE = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what will be the default; unset, each start prints a warning
 }
 _WHERE_WE_START = {
-    "RAY_AUTH_MODE": "disabled",  # unset, Ray 2.60 writes a token into the user's home, and says so
+    AUTH_MODE: "disabled",  # unset, Ray 2.60 writes a token into the user's home, and says so
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
     "RAY_enable_worker_prestart": "0",  # idle workers would be started ahead, and slow down the first that is wanted
     "RAY_prestart_worker_first_driver": "0",
@@ -63,6 +65,8 @@ class _Hold:
         is_foreign: Ray was there before the first of them.
         local: the Ray that was started here.
         pid: of the process that did.
+        settings: of the environment, that are ours and not the user's.
+        mode: whether our token is shown to the one that was joined.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -71,6 +75,8 @@ class _Hold:
     is_foreign: bool = False
     local: LocalRay | None = None
     pid: int = 0
+    settings: dict[str, str] = field(default_factory=dict)
+    mode: TokenMode = field(default_factory=TokenMode)
 
 
 _hold = _Hold()
@@ -87,7 +93,7 @@ class Session:
     Raises:
         ImportError: ray is not installed.
         ValueError: this program is on another cluster already.
-        RuntimeError: no Ray at the address, or none can be started.
+        RuntimeError: no Ray at the address, one that asks for a token, or none can be started.
     """
 
     def __init__(
@@ -141,7 +147,8 @@ def load_ray(*, starts: bool = False) -> Any:
     """
     if "ray" not in sys.modules or starts:
         for name, value in (_EVERYWHERE | _WHERE_WE_START if starts else _EVERYWHERE).items():
-            os.environ.setdefault(name, value)
+            if name not in os.environ:
+                os.environ[name] = _hold.settings[name] = value
     try:
         return import_module("ray")
     except ImportError as error:
@@ -174,11 +181,16 @@ def _join(ray: Any, address: str) -> None:
             if ":" in address and "://" not in address:  # Ray itself tries for some minutes
                 host, port = address.rsplit(":", 1)
                 socket.create_connection((host, int(port)), _REACH_SECONDS).close()
+                mode = os.environ.get(AUTH_MODE)
+                _hold.mode.follow(address, None if mode == _hold.settings.get(AUTH_MODE) else mode)
                 if _is_on_loopback_alone(ray, host, int(port)):
                     settings.enter_context(on_loopback())
             logging.getLogger("ray").setLevel(logging.ERROR)  # as `init` does too, behind its first lines
             ray.init(address=address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False)
+    except AskedForToken:
+        raise
     except Exception as error:
+        _hold.mode.leave()
         raise RuntimeError(
             f"no Ray can be joined at {address}: {error}. Start one (`ray start --head`), or unset RAY_ADDRESS"
         ) from error
@@ -209,6 +221,7 @@ def _forget() -> None:
     """Whatever this program was on is over: nobody holds on to it any more."""
     _hold.sessions.clear()
     _hold.is_foreign = False
+    _hold.mode.leave()
     if _hold.local is not None:  # somebody else has shut it down
         _end()
 
@@ -230,6 +243,7 @@ def _end() -> None:
     local, _hold.local = _hold.local, None
     if local is None:
         load_ray().shutdown()
+        _hold.mode.leave()
         return
     atexit.unregister(_end_with_program)
     local.end()

@@ -2,10 +2,14 @@
 
 import ast
 import contextlib
+import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -350,3 +354,79 @@ def test_an_address_may_be_written_in_several_ways(ray_cluster):
     port = ray_cluster.address.rsplit(":", 1)[1]
     for address in (ray_cluster.address, f"127.0.0.1:{port}", "auto"):
         Session(address).close()
+
+
+# A plain `ray start`, by a user who has a token
+
+JOINER = """
+import json, os, sys, time
+from mmdp import ray_start
+from mmdp.ray_start import Session
+
+address, elsewhere = sys.argv[1:]
+errors, start = {}, time.monotonic()
+for name, settings in {
+    "said otherwise": {"RAY_AUTH_MODE": "disabled"},
+    "another token": {"RAY_AUTH_TOKEN": "0" * 64},
+    "no token": {"HOME": elsewhere},
+    "no token, as it is said": {"HOME": elsewhere, "RAY_AUTH_MODE": "token"},
+}.items():
+    before = dict(os.environ)
+    os.environ.update(settings)
+    try:
+        Session(address)
+    except RuntimeError as error:
+        errors[name] = str(error)
+    assert before | settings == {name: os.environ[name] for name in before | settings}
+    os.environ.clear()
+    os.environ.update(before)
+seconds = time.monotonic() - start
+session = Session(address)
+cpus, mode = ray_start.total_cpus(), os.environ.get("RAY_AUTH_MODE")
+session.close()
+print(json.dumps([errors, seconds, cpus, mode, os.environ.get("RAY_AUTH_MODE")]))
+"""
+
+
+@pytest.mark.long
+def test_a_plain_ray_start_is_joined_as_it_is(tmp_path):
+    """Its user has a token, so Ray asks for it. It is shown without a word, or the error says at once what to set."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    (home / ".ray").mkdir(parents=True)
+    (home / ".ray" / "auth_token").write_text("1" * 64)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"HOME": str(home), "PYTHONPATH": str(TESTS.parent)}
+    ray_folder = tempfile.mkdtemp(prefix="mmdp-plain-", dir="/tmp")  # the path of a socket must be short
+    options = ("--head", f"--port={port}", f"--temp-dir={ray_folder}", "--include-dashboard=false", "--num-cpus=3")
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--disable-usage-stats", "--block"]
+    node = subprocess.Popen(ray, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        said = []
+        for line in node.stdout:
+            said.append(line)
+            if "Ray runtime started" in line:
+                break
+        assert any("Token authentication is enabled" in line for line in said), "".join(said)
+        done = subprocess.run(
+            [sys.executable, "-c", JOINER, f"127.0.0.1:{port}", elsewhere],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    finally:
+        node.terminate()
+        node.communicate(timeout=60)
+        shutil.rmtree(ray_folder, ignore_errors=True)
+    assert 0 == done.returncode, done.stderr
+    errors, seconds, cpus, mode, mode_after = json.loads(done.stdout.splitlines()[-1])
+    assert (3, "token", None) == (cpus, mode, mode_after)
+    assert "" == done.stderr
+    assert seconds < 10, "Ray itself tries for 20 s"
+    remedy = f"the Ray at 127.0.0.1:{port} asks for a token: set RAY_AUTH_MODE=token here (or =disabled at `ray start`)"
+    assert remedy == errors["said otherwise"]
+    assert errors["no token"].startswith(f"{remedy}; there is none here, in RAY_AUTH_TOKEN")
+    assert "asks for another token than there is here" in errors["another token"]
+    assert errors["no token, as it is said"].startswith("RAY_AUTH_MODE is token, and there is no token here")
