@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -156,8 +157,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value in (("tokens", self.tokens), ("images", self.images)):
-            if not (hasattr(value, "__index__") or (name == "images" and value is None)):
+            if value is None and name == "images":
+                continue
+            if value is None or not hasattr(value, "__index__"):
                 raise ValueError(f"a budget whose {name} are {value!r} can't be counted with: give a whole number")
+            object.__setattr__(self, name, index(value))  # a NumPy integer would overflow where the packer shifts bits
         if self.tokens < 1:
             raise ValueError(f"a budget of {self.tokens} tokens holds nothing: give at least 1")
         if self.images is not None and self.images < 0:

@@ -1,8 +1,8 @@
 """transformers.Trainer, made right for packed batches.
 
 Adds: `packed_trainer`, a Trainer over one of our loaders.
-Leaves out: the loss (`objective.py`), the loader's state in checkpoints (`trainer_checkpoint.py`), and evaluation,
-which is Trainer's own, over a data set and a collator of the caller.
+Leaves out: the loss (`objective.py`), the loader's state in checkpoints (`trainer_checkpoint.py`), evaluation
+(`trainer_evaluation.py`), and what is refused (`trainer_checks.py`).
 
 | what Trainer does by itself | what is done here |
 |---|---|
@@ -29,22 +29,26 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
 
 from mmdp.device import Feed, feed
-from mmdp.loader import Loader
-from mmdp.objective import loss
-from mmdp.packed_dataset import PackedDataset
 from mmdp.records import Batch
-from mmdp.refusals import shorten
-from mmdp.steps import Steps
-from mmdp.trainer_checkpoint import LoaderProgress, last_whole, load_misnamed, loader_state, trainer_state
+from mmdp.trainer_checkpoint import LoaderProgress, last_whole, load_misnamed, loader_progress, trainer_state
+from mmdp.trainer_checks import check_arguments, check_checkpoint, steps_an_epoch, steps_of
+from mmdp.trainer_evaluation import PackedEvaluation, as_it_is, as_trainer_takes_it
 
 
 def packed_trainer(
-    model: Any, args: TrainingArguments, loader: Iterable[Batch], *, labelled_only: bool = False, **kwargs: Any
+    model: Any,
+    args: TrainingArguments,
+    loader: Iterable[Batch],
+    *,
+    labelled_only: bool = False,
+    image_processor: Any = None,
+    **kwargs: Any,
 ) -> Trainer:
     """A Trainer whose `train` takes packed batches from a loader, and goes on exactly after a kill.
 
-    Batches, their order and their workers are the loader's affair: `per_device_train_batch_size` and the `dataloader_*`
-    arguments change nothing. Trainer counts a batch of the loader as one micro-step.
+    Batches, their order and their workers are the loader's affair: the `dataloader_*` arguments change nothing, and
+    `per_device_train_batch_size` only the samples a second that Trainer reckons where `max_steps` is given. Trainer
+    counts a batch of the loader as one micro-step.
 
     Args:
         model: of a family that `adapt` knows.
@@ -52,7 +56,10 @@ def packed_trainer(
         loader: `Loader`, or a DataLoader with `PackedDataset.sampler` as its batch sampler, of this rank. Each `train`
             without a checkpoint starts where the loader was at the first one; a DataLoader just goes on.
         labelled_only: as in `loss`.
-        kwargs: for Trainer, such as `callbacks`, `optimizers`, or `eval_dataset` with `data_collator`.
+        image_processor: as in `adapt`.
+        kwargs: for Trainer, such as `callbacks` and `optimizers`. `eval_dataset` may be a loader of packed batches, of
+            this rank, or a dict of them: the loss is then the token-weighted mean over an epoch of it. Else it is a
+            data set of single samples, with its `data_collator`, and the loss is Trainer's mean over batches.
 
     Raises:
         ImportError: accelerate is missing.
@@ -60,26 +67,33 @@ def packed_trainer(
     """
     if importlib.util.find_spec("accelerate") is None:
         raise ImportError("transformers.Trainer needs accelerate: pip install 'accelerate>=1.10'")
-    _refuse(args, loader, kwargs)
-    return PackedTrainer(model, args, loader, labelled_only, **kwargs)
+    check_arguments(args, loader, kwargs)
+    return PackedTrainer(model, args, loader, labelled_only, image_processor, **kwargs)
 
 
-class PackedTrainer(Trainer):
+class PackedTrainer(PackedEvaluation):
     """Made by `packed_trainer`."""
 
     # Before transformers knew this name, it asked whether the model scales its loss: see __init__.
     loss_is_scaled_for_ga = True
 
     def __init__(
-        self, model: Any, args: TrainingArguments, loader: Iterable[Batch], labelled_only: bool, **kwargs: Any
+        self,
+        model: Any,
+        args: TrainingArguments,
+        loader: Iterable[Batch],
+        labelled_only: bool,
+        image_processor: Any,
+        **kwargs: Any,
     ) -> None:
         super().__init__(model=model, args=args, **kwargs)
         if not hasattr(Trainer, "loss_is_scaled_for_ga"):
             self.model_accepts_loss_kwargs = True
-        self.add_callback(LoaderProgress())
         self._loader = loader
         self._labelled_only = labelled_only
-        self._steps_an_epoch = _steps_an_epoch(loader)
+        self._image_processor = image_processor
+        self._steps_an_epoch = steps_an_epoch(loader)
+        self.add_callback(LoaderProgress(self._steps_an_epoch, args.gradient_accumulation_steps))
         self._start: dict[str, Any] | None = None
         self._resumed: str | None = None
         self._stream: _Stream | None = None
@@ -108,7 +122,7 @@ class PackedTrainer(Trainer):
         True takes the last whole checkpoint of the output folder.
 
         Raises:
-            ValueError: a checkpoint that no packed trainer wrote, or one of another plan.
+            ValueError: a checkpoint that no packed trainer wrote, one of another plan, or of other epochs.
         """
         is_any = isinstance(resume_from_checkpoint, bool) and resume_from_checkpoint
         self._resumed = last_whole(self.args.output_dir) if is_any else str(resume_from_checkpoint or "") or None
@@ -124,13 +138,15 @@ class PackedTrainer(Trainer):
         if self._start is None and hasattr(self._loader, "rewind"):
             self._start = self._loader.state_dict()  # type: ignore[attr-defined]
         if self._resumed is not None:
-            goal, skip = loader_state(self._resumed), self._micro_steps_skipped(self._resumed)
+            saved = loader_progress(self._resumed)
+            check_checkpoint(self.args, saved, steps=self._steps_an_epoch, checkpoint=self._resumed)
+            goal, skip = saved["loader_state"], self._micro_steps_skipped(self._resumed)
         if goal is not None:
             _go_to(self._loader, goal)
         batches = _endless(feed(self._loader, self.args.device))
         must_tell = self.args.save_strategy != "no"
         self._stream = _Stream(batches, self._steps_an_epoch, skip, goal or self._start, must_tell)
-        return DataLoader(self._stream, batch_size=None, collate_fn=_as_it_is)
+        return DataLoader(self._stream, batch_size=None, collate_fn=as_it_is)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, _device: torch.device) -> Any:
         """The batches of one optimiser step, and the label tokens of all of them over all ranks."""
@@ -150,17 +166,12 @@ class PackedTrainer(Trainer):
         """`mmdp.loss` of a packed batch; Trainer's own of what a data set for evaluation gives."""
         if "batch" not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        return loss(
-            model,
-            inputs["batch"],
-            label_tokens=num_items_in_batch,
-            world_size=self.args.world_size,  # whatever wraps the model, accelerate lets it take the mean
-            labelled_only=self._labelled_only,
-        )
+        # Whatever wraps the model, accelerate lets it take the mean.
+        return self.packed_loss(model, inputs["batch"], num_items_in_batch, self.args.world_size)
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Samples of an epoch over all ranks, where the plan is known; what Trainer reckons its speed by."""
-        steps = _steps_of(self._loader)
+        steps = steps_of(self._loader)
         if steps is None or dataloader.dataset is not self._stream:
             return super().num_examples(dataloader)
         return len(steps.plan.sizes) - len(steps.plan.skipped)
@@ -225,8 +236,7 @@ class _Stream(IterableDataset[dict[str, Any]]):
                 "or a DataLoader with PackedDataset.sampler, or save_strategy='no'"
             )
         self.state = batch.state
-        # Beside the batch, what Trainer counts tokens and operations by.
-        return {"batch": batch, "input_ids": batch.input_ids, "attention_mask": batch.segments > 0}
+        return as_trainer_takes_it(batch)
 
 
 def _endless(source: Feed[Batch]) -> Generator[Batch, None, None]:
@@ -237,10 +247,6 @@ def _endless(source: Feed[Batch]) -> Generator[Batch, None, None]:
             yield batch
         if not found:
             raise ValueError("the loader gave no batch in a whole loop: there is nothing to train on")
-
-
-def _as_it_is(sample: Any) -> Any:
-    return sample
 
 
 def _go_to(loader: Any, state: Mapping[str, Any]) -> None:
@@ -254,56 +260,3 @@ def _go_to(loader: Any, state: Mapping[str, Any]) -> None:
             getattr(part, name)(state)
             return
     raise ValueError(f"a {type(loader).__name__} can't load a state: give mmdp.Loader, or PackedDataset.sampler")
-
-
-def _steps_of(loader: Any) -> Steps | None:
-    for part in (loader, getattr(loader, "batch_sampler", None)):
-        if isinstance(steps := getattr(part, "steps", None), Steps):
-            return steps
-    return None
-
-
-def _steps_an_epoch(loader: Any) -> int | None:
-    """Of the plan's first epoch, wherever the loader stands; None without a length."""
-    steps = _steps_of(loader)
-    if steps is not None:
-        return steps.count(steps.plan.epoch(0))
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
-def _refuse(args: TrainingArguments, loader: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raises a ValueError where something asked for would be without effect, or wrong."""
-    if isinstance(loader, Feed):
-        raise ValueError("give the loader itself, not a feed of it: Trainer's device decides where batches go")
-    if args.n_gpu > 1:
-        raise ValueError(
-            f"this process sees {args.n_gpu} GPUs, and Trainer would cut each batch over them (DataParallel): start "
-            "one process a GPU with torchrun, or show it one, CUDA_VISIBLE_DEVICES=0"
-        )
-    steps = _steps_of(loader)
-    if steps is not None and (steps.rank, steps.world_size) != (args.process_index, args.world_size):
-        raise ValueError(
-            f"the loader is for rank {steps.rank} of {steps.world_size}, this process is rank {args.process_index} of "
-            f"{args.world_size}: give rank=args.process_index and world_size=args.world_size"
-        )
-    if isinstance(kwargs.get("eval_dataset"), (Loader, Feed, DataLoader, PackedDataset)):
-        raise ValueError(
-            "evaluation is Trainer's own, over a data set of single samples and its data_collator: leave eval_dataset "
-            "out, and add up mmdp.loss over a loop for packed batches"
-        )
-    for name, why in {
-        "train_dataset": "batches come from the loader",
-        "compute_loss_func": "the loss is mmdp.loss",
-    }.items():
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{name}={shorten(kwargs[name])} would be without effect: {why}. Leave it out")
-    for name, idle, why in (
-        ("label_smoothing_factor", 0, "mmdp.loss is the plain cross entropy"),
-        ("auto_find_batch_size", False, "the loader decides how many rows a batch has"),
-        ("parallelism_config", None, "a row's tokens must stay together on one device"),
-    ):
-        if (value := getattr(args, name, idle)) != idle:
-            raise ValueError(f"{name}={shorten(value)} can't be had with packed batches: {why}. Leave it out")

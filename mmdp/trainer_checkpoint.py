@@ -23,9 +23,16 @@ _log = logging.getLogger(__name__)
 
 
 class LoaderProgress(TrainerCallback, ExportableState):
-    """Keeps the loader's state of the last batch trained on, which Trainer writes into each checkpoint."""
+    """Keeps the loader's state of the last batch trained on, which Trainer writes into each checkpoint.
 
-    def __init__(self) -> None:
+    Args:
+        micro_steps: batches of an epoch; None where the loader has no length.
+        accumulation: batches of a step.
+    """
+
+    def __init__(self, micro_steps: int | None = None, accumulation: int = 1) -> None:
+        self.micro_steps = micro_steps
+        self.accumulation = accumulation
         self.loader_state: dict[str, Any] | None = None
 
     def on_train_begin(self, *_: Any, train_dataloader: Any = None, **__: Any) -> None:
@@ -38,11 +45,21 @@ class LoaderProgress(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """As Trainer wants it."""
-        return {"args": {}, "attributes": {"loader_state": self.loader_state}}
+        told = {"micro_steps": self.micro_steps, "accumulation": self.accumulation}
+        return {"args": told, "attributes": {"loader_state": self.loader_state}}
 
 
 def loader_state(checkpoint: str | Path) -> dict[str, Any]:
     """What a checkpoint of a packed trainer says of the loader: for `load_state_dict`, in a loop of your own.
+
+    Raises:
+        ValueError: another trainer wrote it.
+    """
+    return dict(loader_progress(checkpoint)["loader_state"])
+
+
+def loader_progress(checkpoint: str | Path) -> dict[str, Any]:
+    """All that a checkpoint of a packed trainer says of the loader: `loader_state`, `micro_steps`, `accumulation`.
 
     Raises:
         ValueError: another trainer wrote it.
@@ -54,7 +71,7 @@ def loader_state(checkpoint: str | Path) -> dict[str, Any]:
             f"the checkpoint {checkpoint} tells no state of a loader: resume from one that a packed trainer wrote, or "
             "start anew from its weights"
         )
-    return dict(state)
+    return {**saved["args"], "loader_state": dict(state)}
 
 
 def trainer_state(checkpoint: str | Path) -> dict[str, Any]:

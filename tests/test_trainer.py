@@ -136,7 +136,7 @@ class Batches:
             self.seen.append(batch)
             return real(model, batch, **options)
 
-        monkeypatch.setattr("mmdp.trainer.loss", spy)
+        monkeypatch.setattr("mmdp.trainer_evaluation.loss", spy)
 
     def samples(self) -> list:
         return [batch.samples for batch in self.seen]
@@ -289,6 +289,28 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
         again._load_from_checkpoint(str(tmp_path / "checkpoint-1"))
 
 
+@pytest.mark.parametrize(
+    ("rows", "changes", "says"),
+    [
+        (1, {}, r"made with \d+ batches an epoch, this run has \d+: .* Give the same rows a batch"),
+        (2, {"gradient_accumulation_steps": 3}, "made with 2 batches a step, this run has 3: .* the same accumulation"),
+    ],
+)
+def test_epochs_of_another_length_are_not_gone_on_with(parts, tmp_path, rows, changes, says):
+    """Trainer would reckon its place wrong, and train on rows twice or never; `max_steps` needs no reckoning."""
+    saving = {"save_strategy": "steps", "save_steps": 1, "num_train_epochs": 2, "gradient_accumulation_steps": 2}
+    first = mmdp.packed_trainer(make_model("llama"), arguments(tmp_path, **saving), INLINE.batches(parts["llama"], 2))
+    first.train()
+    other = INLINE.batches(parts["llama"], rows)
+    args = arguments(tmp_path, **saving | changes)
+    with pytest.raises(ValueError, match=says):
+        mmdp.packed_trainer(make_model("llama"), args, other).train(resume_from_checkpoint=True)
+    args = arguments(tmp_path, **saving | changes, max_steps=first.state.max_steps + 1)
+    again = mmdp.packed_trainer(make_model("llama"), args, other)
+    again.train(resume_from_checkpoint=True)
+    assert first.state.max_steps + 1 == again.state.global_step
+
+
 def test_checkpoints_that_can_not_be_resumed(parts, tmp_path):
     """Each by its own words: another plan, another trainer, no checkpoint at all, batches without a state."""
     args = arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
@@ -349,13 +371,74 @@ def test_two_ranks_are_one_large_batch(tmp_path):
     assert [0, 0] == codes
     end = torch.load(tmp_path / "end.pt")
     assert wanted == pytest.approx(end["losses"], rel=1e-6)
+    assert mean_loss(model, INLINE.batches(parts, 2)) == pytest.approx(end["judged"], rel=1e-6)
     assert torch.allclose(wanted_weights, end["weights"], rtol=0, atol=1e-10)
+
+
+# Evaluation
+
+
+def mean_loss(model, batches) -> float:
+    """The token-weighted mean over an epoch."""
+    total = tokens = 0.0
+    with torch.no_grad():
+        for batch in batches:
+            total += float(mmdp.loss(model.eval(), batch, label_tokens=batch.label_tokens)) * batch.label_tokens
+            tokens += batch.label_tokens
+    return total / tokens
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "llama"])
+@pytest.mark.parametrize(("rows", "max_tokens"), [(1, 100), (2, 100), (3, 250)])
+def test_evaluation_is_the_mean_over_label_tokens(parts, family, rows, max_tokens, tmp_path):
+    """However samples are packed, and as often as it is asked for; each alone says the same."""
+    model = make_model(family)
+    packed_otherwise = parts_of(family, max_tokens=max_tokens)
+    assert parts[family].source.fingerprint == packed_otherwise.source.fingerprint
+    trainer = mmdp.packed_trainer(
+        model,
+        arguments(tmp_path, max_steps=1),
+        INLINE.batches(parts[family], 2),
+        eval_dataset=INLINE.batches(packed_otherwise, rows),
+    )
+    alone = parts[family]._replace(
+        plan=mmdp.plan(parts[family].plan.sizes, mmdp.Budget(parts[family].plan.sizes.tokens.max(), 2))
+    )
+    wanted = mean_loss(model, INLINE.batches(alone, 1))
+    first, second = trainer.evaluate(), trainer.evaluate()
+    assert wanted == pytest.approx(first["eval_loss"], rel=1e-6)
+    assert first["eval_loss"] == second["eval_loss"]
+    assert first["eval_samples_per_second"] > 0
+
+
+def test_evaluation_while_it_trains_changes_nothing(parts, tmp_path):
+    """Every two steps, by two loaders with names; the losses of training are those without it."""
+    found = []
+    for evaluated in (False, True):
+        model = make_model("llama").train()
+        changes = {"eval_strategy": "steps", "eval_steps": 2} if evaluated else {}
+        sets = {"a": Road("threads", 2).batches(parts["llama"], 2), "b": DATALOADER.batches(parts["llama"], 1)}
+        trainer = mmdp.packed_trainer(
+            model,
+            arguments(tmp_path, max_steps=4, **changes),
+            INLINE.batches(parts["llama"], 1),
+            optimizers=sgd_for_trainer(model),
+            eval_dataset=sets if evaluated else None,
+        )
+        trainer.train()
+        found.append(losses_of(trainer))
+    assert found[0] == found[1]
+    judged = [(one["eval_a_loss"], one["step"]) for one in trainer.state.log_history if "eval_a_loss" in one]
+    other = [one["eval_b_loss"] for one in trainer.state.log_history if "eval_b_loss" in one]
+    assert [2, 4] == [step for _, step in judged]
+    assert other == pytest.approx([loss for loss, _ in judged], rel=1e-6)
+    assert judged[-1][0] == pytest.approx(mean_loss(model, INLINE.batches(parts["llama"], 2)), rel=1e-6)
 
 
 # What stays, and what is refused
 
 
-def test_evaluation_is_left_as_it_is(parts, tmp_path):
+def test_evaluation_over_single_samples_is_left_as_it_is(parts, tmp_path):
     """Over a data set and a collator of the caller, it gives what plain Trainer gives."""
     model = make_model("llama").eval()
     samples = [{"input_ids": torch.arange(3, 3 + length), "labels": torch.arange(3, 3 + length)} for length in (5, 9)]
@@ -373,7 +456,10 @@ def test_evaluation_is_left_as_it_is(parts, tmp_path):
         ({"auto_find_batch_size": True}, {}, "auto_find_batch_size=True can't be had"),
         ({}, {"train_dataset": [1]}, "train_dataset=.* would be without effect: batches come from the loader"),
         ({}, {"compute_loss_func": print}, "compute_loss_func=.* would be without effect"),
-        ({}, {"eval_dataset": DataLoader([1])}, "evaluation is Trainer's own"),
+        ({}, {"eval_dataset": DataLoader([1])}, "evaluation can't go over a DataLoader: give a loader of packed"),
+        ({}, {"eval_dataset": [{"input_ids": [1]}]}, "no data_collator says how to put them together: give a loader"),
+        ({}, {"data_collator": list}, "data_collator would be without effect"),
+        ({"train_sampling_strategy": "group_by_length"}, {}, "can't be had with packed batches: the plan decides"),
     ],
 )
 def test_what_would_be_wrong_or_without_effect(parts, tmp_path, changes, kwargs, message):
@@ -392,6 +478,11 @@ def test_loaders_of_the_wrong_kind(parts, tmp_path):
         mmdp.packed_trainer(model, args, INLINE.batches(parts["llama"], 2, rank=1, world_size=2))
     with pytest.raises(ValueError, match="not a feed of it"):
         mmdp.packed_trainer(model, args, mmdp.feed(loader, "cpu"))
+    with pytest.raises(ValueError, match=r"a PackedDataset gives rows, and no batches: give mmdp\.Loader"):
+        mmdp.packed_trainer(model, args, mmdp.PackedDataset(*parts["llama"]))
+    other = INLINE.batches(parts["llama"], 2, rank=1, world_size=2)
+    with pytest.raises(ValueError, match="the loader for evaluation is for rank 1 of 2"):
+        mmdp.packed_trainer(model, args, loader, eval_dataset={"one": other})
     with pytest.raises(ValueError, match="no batch in a whole loop"):
         mmdp.packed_trainer(model, arguments(tmp_path, max_steps=2), Nothing()).train()
     args.__dict__["_n_gpu"] = 2

@@ -58,7 +58,14 @@ def test_a_budget(given):
     """Whole numbers; those of NumPy are."""
     with pytest.raises(ValueError, match="give a whole number"):
         mmdp.Budget(**given)
-    assert mmdp.Budget(tokens=np.int64(9), images=np.int32(2)) == mmdp.Budget(9, 2)
+
+
+def test_a_budget_of_a_numpy_integer(parts):
+    """What `sizes.tokens.max()` gives; the packer shifts bits by it."""
+    sizes = parts[2]
+    budget = mmdp.Budget(sizes.tokens.max(), images=np.int8(4))
+    assert (int, int) == (type(budget.tokens), type(budget.images))
+    assert [[0], [1]] == sorted(row.tolist() for row in mmdp.plan(sizes, budget).epoch(0))
 
 
 def test_a_plan(parts):

@@ -134,10 +134,12 @@ def rank_of_trainer(family: str, parts: Parts, folder: Path, rank: int, port: in
     model = make_model(family).train()
     args = arguments(folder, ddp_backend="gloo", ddp_find_unused_parameters=False, **changes)
     loader = Loader(*parts, batch_size=1, rank=rank, world_size=2, executor="inline")
-    trainer = mmdp.packed_trainer(model, args, loader, optimizers=sgd_for_trainer(model))
+    evaluated = Loader(*parts, batch_size=1, rank=rank, world_size=2, executor="inline")
+    trainer = mmdp.packed_trainer(model, args, loader, optimizers=sgd_for_trainer(model), eval_dataset=evaluated)
     trainer.train()
+    judged = trainer.evaluate()["eval_loss"]
     if rank == 0:
-        torch.save({"losses": losses_of(trainer), "weights": weights(model)}, folder / "end.pt")
+        torch.save({"losses": losses_of(trainer), "weights": weights(model), "judged": judged}, folder / "end.pt")
     distributed.destroy_process_group()
 
 
