@@ -48,9 +48,10 @@ class Config:
         max_fetches: files of a store that one process fetches at a time.
         max_fetch_bytes: bytes of files that one process fetches at a time; a larger file is fetched alone.
         connect_seconds: seconds to reach a store, for one try.
-        read_seconds: seconds without a byte after which a fetch is tried again.
+        read_seconds: seconds without a byte after which a fetch is tried again; more for a store that answers late.
         fetch_seconds: seconds for one file, all tries together.
-        fetch_retries: tries after the first, where a store or the network fails; the waits between them grow.
+        fetch_retries: tries after the first, where a store or the network fails; the waits between them double, from
+            0.1 s to at most 15 s, so that the default outlasts an outage of 50 s.
         http_hosts: web hosts that data may be read from, `host` or `host:port`; by default none.
         train: a number: steps of training a tiny vision-language model; 0 for none.
         perfect: train on a few batches that are built once and replayed, to see the ceiling.
@@ -86,7 +87,7 @@ class Config:
     connect_seconds: float = 5.0
     read_seconds: float = 15.0
     fetch_seconds: float = 120.0
-    fetch_retries: int = 8
+    fetch_retries: int = 12
     http_hosts: tuple[str, ...] = ()
     train: int = 5
     perfect: bool = False

@@ -1,40 +1,44 @@
 """Many fetches at once, in bounds: how many, how many bytes, how long, and how often each is tried.
 
-Adds: `fetch_many` for images, for callers that wait; `afetch` for an event loop; `stream` for one large file;
-`pauses`, how long to wait between tries.
-Leaves out: where fetches run (`fetch_loop`), how a store is asked (`object_store`, `web_store`), and which names a row
-may give (`image_names`).
+Adds: `fetch_many` for images, for callers that wait; `afetch` for an event loop; `stream` for one large file.
+Leaves out: where fetches run (`fetch_loop`), how a store is asked (`object_store`, `web_store`), how long it is waited
+between tries (`remote.pauses`), and which names a row may give (`image_names`).
 
-Tries follow one policy. For object stores it is that of their client, which knows what each cloud means by its answers;
-the loop in `_Client._repeat` takes over, with the same waits, only where the client gives up on what is worth another
-try. For web servers that loop is all there is.
+Every try is one of `_Client._repeat`, whatever the store: the clients ask once, and say what is worth another try. A
+store that is gone for a while is waited for, until the tries or the time of the file are used up; a warning says so.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import random
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 from mmdp.fetch_loop import Clock, Gate, submit, wait
 from mmdp.image_names import MAX_FILE_BYTES, too_large
 from mmdp.refusals import DataError, Reason, shorten
 from mmdp.remote import (
-    FIRST_WAIT,
-    LONGEST_WAIT,
     WEB,
     Access,
-    FetchError,
     MissingObjectError,
     Opened,
+    Rest,
+    RestError,
     Store,
     TransientError,
+    given_up,
+    pauses,
 )
 
 T = TypeVar("T")
+
+_CHUNK_BYTES = 2**20
+"""Of a large file: what comes at a time, and so the most that a cut loses."""
+
+_WARN_SECONDS = 3.0
+"""A store that fails for longer is spoken of; a busy one that asks for a little patience is not."""
 
 # By event loop, and so by process: a forked process has a new one.
 _clients: dict[tuple[asyncio.AbstractEventLoop, str, Access], _Client] = {}
@@ -67,6 +71,8 @@ async def afetch(place: str, key: str, access: Access, limit: int | None = None)
 def stream(place: str, key: str, access: Access, piece_bytes: int) -> tuple[Opened, Iterator[bytes]]:
     """A file of any size: what its store says of it, and its bytes in pieces, each with the time of a whole fetch.
 
+    A body that is cut goes on where it ended, if the file is still the same.
+
     Raises:
         MissingObjectError: there is no such file.
         TransientError: while the pieces come: the rest can't be had; open it again.
@@ -76,28 +82,19 @@ def stream(place: str, key: str, access: Access, piece_bytes: int) -> tuple[Open
     async def opened() -> Opened:
         return await _client(place, access).open(key)
 
+    async def begin(answer: Opened) -> AsyncIterator[bytes]:
+        return _client(place, access).pieces(key, answer, piece_bytes)
+
     async def next_piece(pieces: AsyncIterator[bytes]) -> bytes | None:
-        try:
-            async with asyncio.timeout(access.fetch_seconds):
-                return await anext(pieces, None)
-        except TimeoutError:
-            raise _too_slow(f"{place}/{key}", access) from None
+        return await anext(pieces, None)
 
     def pieces(answer: Opened) -> Iterator[bytes]:
-        coming = answer.pieces(piece_bytes)
+        coming = wait(begin(answer))
         while (piece := wait(next_piece(coming))) is not None:
             yield piece
 
     answer = wait(opened())
     return answer, pieces(answer)
-
-
-def pauses(access: Access) -> Iterator[float]:
-    """Seconds to wait before each further try: they grow, and no two processes wait the same."""
-    pause = FIRST_WAIT
-    for _ in range(access.fetch_retries):
-        pause = min(LONGEST_WAIT, random.uniform(FIRST_WAIT, 3 * pause))  # noqa: S311 -- nothing secret
-        yield pause
 
 
 class _Client:
@@ -108,6 +105,7 @@ class _Client:
         self._access = access
         self._gate = gate
         self._ignores_ranges = False
+        self._is_gone = False
         self._store: Store
         if place.partition("://")[0] in WEB:
             from mmdp.web_store import WebStore
@@ -131,9 +129,62 @@ class _Client:
 
     async def open(self, key: str) -> Opened:
         """A file of any kind, whole; its body comes without a limit of time."""
+        return await self._open(key, None)
+
+    async def pieces(self, key: str, opened: Opened, num_bytes: int) -> AsyncGenerator[bytes, None]:
+        """The body of a file in pieces of at least so many bytes, the last one aside; cut, it goes on where it ended.
+
+        Raises:
+            TransientError: it was cut, and its rest can't be had.
+            FetchError: the store fails, or the body doesn't go on.
+        """
+        held: list[bytes] = []
+        done = known = 0
+        failures: list[TransientError] = []
+        waits = pauses(self._access)
+        while True:
+            try:
+                async with aclosing(self._chunks(key, opened, min(num_bytes, _CHUNK_BYTES))) as chunks:
+                    async for chunk in chunks:
+                        done += len(chunk)
+                        held.append(chunk)
+                        if sum(map(len, held)) >= num_bytes:
+                            yield b"".join(held)
+                            held = []
+                if held:
+                    yield b"".join(held)
+                return
+            except TransientError as error:
+                if not opened.resumes:
+                    raise
+                if done > known:  # it goes on, so the tries begin anew
+                    failures, waits, known = [], pauses(self._access), done
+                failures.append(error)
+            if (pause := next(waits, None)) is None:
+                raise given_up(self._uri(key), failures, self._access, is_late=False)
+            await asyncio.sleep(pause)
+            try:
+                opened = await self._open(key, Rest(done, opened.stamp))
+            except (RestError, MissingObjectError) as error:
+                raise TransientError(f"the body was cut short, and its rest can't be had: {error}") from None
+
+    async def _chunks(self, key: str, opened: Opened, num_bytes: int) -> AsyncGenerator[bytes, None]:
+        """A body as it comes; each chunk has the time of a whole fetch."""
+        async with aclosing(opened.pieces(num_bytes)) as coming:
+            while True:
+                try:
+                    async with asyncio.timeout(self._access.fetch_seconds):
+                        chunk = await anext(coming, None)
+                except TimeoutError:
+                    raise given_up(self._uri(key), [], self._access, is_late=True) from None
+                if chunk is None:
+                    return
+                yield chunk
+
+    async def _open(self, key: str, rest: Rest | None) -> Opened:
         clock = Clock(self._access.fetch_seconds)
         async with self._gate.fetches:
-            return await self._repeat(lambda: clock.run(self._store.open(key, None)), key, clock)
+            return await self._repeat(lambda: clock.run(self._store.open(key, None, rest)), key, clock)
 
     async def _fetch(self, key: str, limit: int | None) -> bytes:
         clock = Clock(self._access.fetch_seconds)
@@ -156,19 +207,35 @@ class _Client:
         return await self._repeat(once, key, clock)
 
     async def _repeat(self, once: Callable[[], Awaitable[T]], key: str, clock: Clock) -> T:
-        """What `once` returns, tried again where a client gave up on what may pass."""
+        """What `once` returns, tried again where it fails by what may pass, until tries or time are used up."""
+        failures: list[TransientError] = []
+        waited = 0.0
         try:
-            for pause in pauses(self._access):
+            for pause in (*pauses(self._access), None):
                 try:
-                    return await once()
-                except TransientError:
+                    done = await once()
+                except TransientError as error:
+                    failures.append(error)
+                else:
+                    self._is_gone = False
+                    return done
+                if pause is not None:
+                    waited += pause
+                    self._note_gone(failures[-1], waited)
                     await clock.run(asyncio.sleep(pause))
-            return await once()
-        except TransientError as error:
-            tries = f"{self._access.fetch_retries + 1} tries"
-            raise FetchError(errno.EIO, f"{error}, {tries}", self._uri(key)) from None
         except TimeoutError:
-            raise _too_slow(self._uri(key), self._access) from None
+            raise given_up(self._uri(key), failures, self._access, is_late=True) from None
+        raise given_up(self._uri(key), failures, self._access, is_late=False)
+
+    def _note_gone(self, error: TransientError, waited: float) -> None:
+        if waited > _WARN_SECONDS and not self._is_gone:
+            self._is_gone = True
+            warnings.warn(
+                f"{self._place} fails ({error}); it is tried again for up to {self._access.fetch_seconds:g} s a file: "
+                "see Config.fetch_retries",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _note_ignored_ranges(self) -> None:
         if not self._ignores_ranges:
@@ -209,8 +276,3 @@ def _client(place: str, access: Access) -> _Client:
         gate = _gates.setdefault(bounds, Gate(*bounds[1:]))
         _clients[bounds[0], place, access] = _Client(place, access, gate)
     return _clients[bounds[0], place, access]
-
-
-def _too_slow(uri: str, access: Access) -> FetchError:
-    seconds = f"{access.fetch_seconds:g} s"
-    return FetchError(errno.ETIMEDOUT, f"not whole within {seconds}, tries included: see Config.fetch_seconds", uri)

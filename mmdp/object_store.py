@@ -3,16 +3,20 @@
 Adds: `ObjectStore`, one bucket as a `remote.Store`.
 Leaves out: what is in flight, and which failure is tried again here (`fetch`).
 
-Credentials come from the environment, as the tools of each cloud read them (`AWS_ACCESS_KEY_ID` and so on); none is
-kept, logged or pickled here. What the client does by itself, found out against a server that misbehaves by script:
+Credentials come from the environment, as the tools of each cloud read them (`AWS_ACCESS_KEY_ID` and so on), or from the
+machine's own role; none is kept, logged or pickled here. The client asks once, and its answers mean:
 
-| the answer | the client |
+| the answer | here |
 |---|---|
-| 5xx, 429, 408, a refused or reset connection, no byte for `read_seconds` | tries again, with growing random waits |
-| a body cut short, of an object with an ETag | fetches the rest, if the object is still the same |
-| a body cut short, without an ETag or from a store that ignores ranges | gives up: `TransientError` |
-| 400 RequestTimeout | gives up: `TransientError` |
-| 401, 403, 404 and all else | gives up, after one request |
+| 5xx, 429, 408, 400 RequestTimeout, a refused or reset connection, a body cut short | `TransientError` |
+| no byte for `read_seconds` | `SilentError` |
+| no connection within `connect_seconds`, no address for the name | `TransientError`: a network may come back |
+| 404 | `MissingObjectError` |
+| 401, 403, a certificate that is refused, and all else | `FetchError`: no try would help |
+| the machine has no role to ask for | `FetchError`, if it had none before either |
+
+The client would try again by itself, but with waits that grow by chance alone, and only for so long after the start of
+a download; so `fetch` does, with waits of ours.
 
 Its threads do not live on in a forked process, and a fetch there would wait for ever. So a process that was forked
 after its parent had fetched is told so at once.
@@ -20,16 +24,17 @@ after its parent had fetched is told so at once.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from mmdp.fetch_loop import held
 from mmdp.refusals import DataError, Reason, shorten
-from mmdp.remote import FIRST_WAIT, LONGEST_WAIT, Access, FetchError, MissingObjectError, TransientError
+from mmdp.remote import Access, FetchError, MissingObjectError, Rest, RestError, SilentError, TransientError
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
@@ -40,6 +45,8 @@ _NO_LIMIT = timedelta(days=1)
 
 _GONE = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "AccountNotFound", "InvalidBucketName")
 _TRANSIENT = ("RequestTimeout",)
+_TRY_AGAIN = re.compile("5..|429|408")  # statuses
+_TRUST = ("InvalidData", "InvalidCertificate", "invalid peer certificate")  # no TLS there, or none that is trusted
 _CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed")
 _HOW_TO_SIGN = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
@@ -47,12 +54,17 @@ _HOW_TO_SIGN = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_SKIP_SIGNATURE=true for a public one",
 }
 _ASKS_THE_MACHINE = "169.254.169.254"  # where a client looks for credentials that it was given by no other way
+_ROLE_TRIES, _ROLE_WAIT = 3, 0.5  # seconds; many processes of one machine that ask for its role at once are refused
 
 _user: int | None = None  # the process that has used the client, this one or one that it was forked from
 
 
 class _RangeError(Exception):
     """The answer to a range was none."""
+
+
+class _NoRoleError(Exception):
+    """The client was given no credentials, and the machine's own role can't be had; the text says what to do."""
 
 
 class ObjectStore:
@@ -71,10 +83,30 @@ class ObjectStore:
         _claim()
         self._place = place
         self._scheme = place.partition("://")[0]
+        self._access = access
+        self._has_answered = False
         self._client = _client(place, access)
 
-    async def open(self, key: str, limit: int | None) -> _Answer:
+    async def open(self, key: str, limit: int | None, rest: Rest | None = None) -> _Answer:
         """As `remote.Store`."""
+        for _ in range(_ROLE_TRIES - 1):
+            try:
+                return await self._open(key, limit, rest)
+            except _NoRoleError:
+                await asyncio.sleep(_ROLE_WAIT)
+        try:
+            return await self._open(key, limit, rest)
+        except _NoRoleError as error:
+            if self._has_answered:
+                raise TransientError(str(error)) from None
+            raise FetchError(errno.EACCES, str(error), f"{self._place}/{key}") from None
+
+    async def _open(self, key: str, limit: int | None, rest: Rest | None) -> _Answer:
+        if rest is not None:
+            try:
+                return await self._get(key, {"range": {"offset": rest.start}, "if_match": rest.stamp})
+            except _RangeError as error:
+                raise RestError(str(error)) from None
         if limit is None:
             return await self._get(key)
         try:
@@ -93,22 +125,19 @@ class ObjectStore:
             ) from None
         except Exception as error:
             raise self.explain(error, key) from None
+        self._has_answered = True
         return _Answer(self, key, result)
 
-    def explain(self, error: Exception, key: str, *, resumes: bool = True) -> Exception:
-        """An error of the client as one of ours, with a plain word and a remedy.
-
-        Args:
-            error: of the client.
-            key: what was asked for.
-            resumes: whether the client had tried to fetch the rest of a cut body.
-        """
+    def explain(self, error: Exception, key: str) -> Exception:
+        """An error of the client as one of ours, with a plain word and a remedy."""
         said, uri = _said(error), f"{self._place}/{key}"
         status = next(iter(re.findall(r"status code: (\d{3})", said)), "")
         code = next(iter(re.findall(r"<Code>(\w+)</Code>", said)), "")
         answer = f"{status} {code}".strip()
-        if _ASKS_THE_MACHINE in said or "must be specified" in said:
-            return FetchError(errno.EACCES, f"no credentials: {_HOW_TO_SIGN[self._scheme]}", uri)
+        if _ASKS_THE_MACHINE in said:
+            return _NoRoleError(_no_credentials(self._scheme))
+        if "must be specified" in said:
+            return FetchError(errno.EACCES, _no_credentials(self._scheme), uri)
         if code in _GONE or "bucket does not exist" in said:
             return FetchError(errno.ENOENT, f"{answer}: no such bucket; correct its name, or the endpoint", uri)
         if status == "404" or isinstance(error, FileNotFoundError):
@@ -120,14 +149,33 @@ class ObjectStore:
                 f"they may not list, a missing object is refused too): {_HOW_TO_SIGN[self._scheme]}",
                 uri,
             )
-        if code in _TRANSIENT:
+        if code in _TRANSIENT or _TRY_AGAIN.fullmatch(status):
             return TransientError(answer)
-        if status == "416" or "non-partial response" in said or "Content-Range" in said:
+        if status in ("412", "416") or "non-partial response" in said or "Content-Range" in said:
             return _RangeError(answer or said)
-        if not status and not resumes:
+        if "HTTP error" in said:
+            return self._explain_silence(error, uri)
+        return FetchError(errno.EIO, answer or _cause(error), uri)
+
+    def _explain_silence(self, error: Exception, uri: str) -> Exception:
+        """An error without an answer of the store: only what the client writes for its developers says which."""
+        detail = str(error)
+        kind = next(iter(re.findall(r"HttpError \{\s*kind: (\w+)", detail)), "")
+        if any(word in detail for word in _TRUST):
+            cause = f"no trusted TLS connection ({_cause(error)}): see its certificate, and https:// of its endpoint"
+            return FetchError(errno.EIO, cause, uri)
+        if "body error" in detail and kind != "Timeout":
             return TransientError("the body was cut short")
-        tries = next(iter(re.findall(r"after (\d+) retries", said)), "")
-        return FetchError(errno.EIO, f"{answer or _cause(error)}{f', {int(tries) + 1} tries' if tries else ''}", uri)
+        if kind == "Timeout" and re.search(r"\(\s*Connect,", detail):
+            return TransientError(f"no connection within {self._access.connect_seconds:g} s (Config.connect_seconds)")
+        if kind == "Timeout":
+            return SilentError(f"no byte for {self._access.read_seconds:g} s")
+        if "IncompleteMessage" in detail:
+            return TransientError("the connection ended before an answer")
+        if kind in ("Connect", "Interrupted", "Request"):
+            return TransientError(_cause(error))
+        cause = "what answers there speaks no HTTP: see the address of its endpoint" if "Parse(" in detail else ""
+        return FetchError(errno.EIO, cause or _cause(error), uri)
 
 
 class _Answer:
@@ -143,15 +191,15 @@ class _Answer:
         self._store = store
         self._key = key
         self._result = result
-        self._resumes = meta["e_tag"] is not None
+        self.resumes = meta["e_tag"] is not None
 
     async def read(self) -> bytes:
         try:
             return bytes(await held(self._result.bytes_async()))
         except Exception as error:
-            raise self._explain(error) from None
+            raise self._store.explain(error, self._key) from None
 
-    async def pieces(self, num_bytes: int) -> AsyncIterator[bytes]:
+    async def pieces(self, num_bytes: int) -> AsyncGenerator[bytes, None]:
         coming = self._result.stream(min_chunk_size=num_bytes)
         while True:
             try:
@@ -159,13 +207,8 @@ class _Answer:
             except StopAsyncIteration:
                 return
             except Exception as error:
-                raise self._explain(error) from None
+                raise self._store.explain(error, self._key) from None
             yield bytes(piece)
-
-    def _explain(self, error: Exception) -> Exception:
-        explained = self._store.explain(error, self._key, resumes=self._resumes)
-        # The store ignored the range of the rest, so only the whole can be had.
-        return TransientError("the body was cut short") if isinstance(explained, _RangeError) else explained
 
 
 def _claim() -> None:
@@ -192,15 +235,7 @@ def _client(place: str, access: Access) -> S3Store | GCSStore | AzureStore:
         "read_timeout": timedelta(seconds=access.read_seconds),
         "timeout": _NO_LIMIT,
     }
-    retries: RetryConfig = {
-        "max_retries": access.fetch_retries,
-        "retry_timeout": timedelta(seconds=access.fetch_seconds),
-        "backoff": {
-            "init_backoff": timedelta(seconds=FIRST_WAIT),
-            "max_backoff": timedelta(seconds=LONGEST_WAIT),
-            "base": 2,
-        },
-    }
+    retries: RetryConfig = {"max_retries": 0}
     if access.endpoint.startswith("http://"):
         options["allow_http"] = True
     try:
@@ -222,6 +257,16 @@ def _client(place: str, access: Access) -> S3Store | GCSStore | AzureStore:
         return S3Store(name, config=amazon, client_options=options, retry_config=retries)
     except (BaseError, ValueError) as error:
         raise ValueError(f"{shorten(place)} can't be opened: {_said(error)}; {_HOW_TO_SIGN[scheme]}") from error
+
+
+def _no_credentials(scheme: str) -> str:
+    """What to do without any; on a cluster, who starts a run is not who fetches."""
+    where = "in the environment of this process (on a Ray cluster: of the node)"
+    profiles = ""
+    if scheme == "s3" and (profile := os.environ.get("AWS_PROFILE")):
+        command = f"aws configure export-credentials --profile {shorten(profile, 60)} --format env"
+        profiles = f". Profiles are not read: `{command}` prints what to set"
+    return f"no credentials: {_HOW_TO_SIGN[scheme]}, {where}{profiles}"
 
 
 def _said(error: Exception) -> str:

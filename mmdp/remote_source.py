@@ -14,7 +14,6 @@ kept file isn't there yet, it is fetched again; if it has changed meanwhile, tha
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import tempfile
 import time
@@ -24,12 +23,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmdp.fetch import pauses, stream
+from mmdp.fetch import stream
 from mmdp.file_lock import locked
 from mmdp.progress import track
 from mmdp.records import Sample
 from mmdp.refusals import shorten
-from mmdp.remote import Access, FetchError, MissingObjectError, Opened, TransientError, is_remote, split_uri
+from mmdp.remote import Access, MissingObjectError, Opened, TransientError, given_up, is_remote, pauses, split_uri
 from mmdp.store import use_root
 
 if TYPE_CHECKING:
@@ -71,19 +70,19 @@ class KeptFile:
                 self._fetch()
 
     def _fetch(self) -> None:
-        for pause in (*pauses(self.access), None):
+        failures: list[TransientError] = []
+        for pause in (*pauses(self.access), 0.0):
             opened, pieces = _open(self.uri, self.access)
             if opened.stamp != self.stamp:
                 raise RuntimeError(f"{self.uri} has changed since it was opened: open the source again")
             try:
                 self._write(opened, pieces)
             except TransientError as error:
-                if pause is None:
-                    tries = f"{self.access.fetch_retries + 1} tries"
-                    raise FetchError(errno.EIO, f"{error}, {tries}", self.uri) from None
+                failures.append(error)
                 time.sleep(pause)
             else:
                 return
+        raise given_up(self.uri, failures, self.access, is_late=False)
 
     def _write(self, opened: Opened, pieces: Iterator[bytes]) -> None:
         with tempfile.NamedTemporaryFile(dir=self.path.parent, suffix=".part", delete=False) as part:

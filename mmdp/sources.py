@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Literal, Protocol, overload
 
@@ -37,6 +38,8 @@ _OTHER_SUFFIXES = {
     ".ndjson": "has lines of JSON under another name: rename it to .jsonl",
     ".gz": "is compressed, and rows are read by their place in the file: unpack it with gunzip",
     ".zst": "is compressed, and rows are read by their place in the file: unpack it with unzstd",
+    ".tar": "is a shard, and rows are read by their place in the file: unpack it beside a .jsonl of its rows, "
+    "or go over it with webdataset or tarfile and give its samples to mmdp.StreamLoader, see docs/own_data.md",
 }
 _OTHER_STARTS = {
     b"PAR1": "is a Parquet file: rename it to .parquet",
@@ -95,7 +98,7 @@ def open_source(
     """
     config = config or Config()
     cache = config.cache_dir or cache_folder()
-    uri = os.fspath(uri)
+    uri = re.sub(r"(?<=[^:/])/+$", "", os.fspath(uri))  # a file, however it was completed by a shell
     root = None if config.image_folder is None else _image_root(config.image_folder)
     if streaming and root is not None and is_remote(root):
         raise ValueError(f"a stream takes no images from {shorten(root, 300)}: open it without streaming")

@@ -23,7 +23,7 @@ import errno
 import re
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from email.utils import parsedate_to_datetime
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -32,11 +32,18 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import HTTPError, LocationParseError, SSLError
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    LocationParseError,
+    NewConnectionError,
+    ReadTimeoutError,
+    SSLError,
+)
 from urllib3.response import BaseHTTPResponse
 
 from mmdp.refusals import shorten
-from mmdp.remote import WEB, Access, FetchError, MissingObjectError, TransientError
+from mmdp.remote import WEB, Access, FetchError, MissingObjectError, Rest, RestError, SilentError, TransientError
 
 T = TypeVar("T")
 
@@ -71,20 +78,29 @@ class WebStore:
         )
         self._manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
 
-    async def open(self, key: str, limit: int | None) -> _Answer:
+    async def open(self, key: str, limit: int | None, rest: Rest | None = None) -> _Answer:
         """As `remote.Store`; `ValueError` for an address that may not be read."""
-        return await _in_thread(lambda: self._open(key, limit))
+        return await _in_thread(lambda: self._open(key, limit, rest))
 
-    def _open(self, key: str, limit: int | None) -> _Answer:
+    def _open(self, key: str, limit: int | None, rest: Rest | None = None) -> _Answer:
         url = uri = f"{self._place}/{quote(key)}"
-        headers = {"Accept-Encoding": "identity"} | ({} if limit is None else {"Range": f"bytes=0-{limit - 1}"})
+        headers = {"Accept-Encoding": "identity"}
+        if rest is not None:
+            headers |= {"Range": f"bytes={rest.start}-", "If-Range": rest.stamp}
+        elif limit is not None:
+            headers["Range"] = f"bytes=0-{limit - 1}"
         for _ in range(_MOST_REDIRECTS + 1):
             self._check(url)
             try:
                 response = self._manager.urlopen("GET", url, headers=headers, redirect=False, preload_content=False)
             except (SSLError, LocationParseError) as error:
                 raise FetchError(errno.EIO, str(error), uri) from None
+            except ReadTimeoutError:
+                raise SilentError(f"no byte for {self._access.read_seconds:g} s") from None
             except HTTPError as error:
+                if isinstance(error, ConnectTimeoutError) and not isinstance(error, NewConnectionError):
+                    seconds = f"{self._access.connect_seconds:g} s"
+                    raise TransientError(f"no connection within {seconds} (Config.connect_seconds)") from None
                 raise TransientError(f"{type(error).__name__}: {error}") from None
             if response.status not in _REDIRECTS:
                 break
@@ -92,8 +108,11 @@ class WebStore:
             url = urljoin(url, response.headers.get("Location", ""))
         else:
             raise FetchError(errno.ELOOP, f"more than {_MOST_REDIRECTS} redirects", uri)
+        if rest is not None and response.status in (200, 412, 416):
+            response.close()
+            raise RestError("the file is another one by now, or its server ignores ranges")
         if response.status in (200, 206):
-            return _Answer(response, uri)
+            return _Answer(response, uri, self._access.read_seconds, start=rest.start if rest else 0)
         response.close()
         said = f"{response.status} {response.reason}"
         if response.status == 416 and limit is not None:  # an empty file has no range
@@ -123,10 +142,12 @@ class WebStore:
 class _Answer:
     """As `remote.Opened`."""
 
-    def __init__(self, response: BaseHTTPResponse, uri: str) -> None:
+    def __init__(self, response: BaseHTTPResponse, uri: str, read_seconds: float, *, start: int) -> None:
         self._response = response
+        self._read_seconds = read_seconds
         header = response.headers
-        whole = re.fullmatch(r"bytes 0-\d+/(\d+)", header.get("Content-Range", "")) if response.status == 206 else None
+        range_ = header.get("Content-Range", "") if response.status == 206 else ""
+        whole = re.fullmatch(rf"bytes {start}-\d+/(\d+)", range_)
         length = header.get("Content-Length", "")
         if not length.isdecimal() or (response.status == 206 and whole is None) or header.get("Content-Encoding"):
             response.close()
@@ -136,12 +157,14 @@ class _Answer:
         self.num_bytes = int(length)
         self.size = int(whole.group(1)) if whole else self.num_bytes
         self.modified_ns = _modified_ns(header.get("Last-Modified", ""))
-        self.stamp = header.get("ETag", "") or (f"{self.modified_ns} {self.size}" if self.modified_ns else "")
+        etag = header.get("ETag", "")
+        self.stamp = etag or (f"{self.modified_ns} {self.size}" if self.modified_ns else "")
+        self.resumes = etag.startswith('"')  # a weak one, W/"...", does not promise the same bytes
 
     async def read(self) -> bytes:
         return b"".join([piece async for piece in self.pieces(self.num_bytes)])
 
-    async def pieces(self, num_bytes: int) -> AsyncIterator[bytes]:
+    async def pieces(self, num_bytes: int) -> AsyncGenerator[bytes, None]:
         left = self.num_bytes
         try:
             while left:
@@ -165,6 +188,8 @@ class _Answer:
                 left -= len(pieces[-1])
                 if not pieces[-1]:
                     raise TransientError("the body was cut short")
+        except (ReadTimeoutError, TimeoutError):
+            raise SilentError(f"no byte for {self._read_seconds:g} s") from None
         except (HTTPError, OSError) as error:
             raise TransientError(f"the body was cut short: {type(error).__name__}") from None
         return b"".join(pieces)

@@ -54,12 +54,14 @@ def environment(endpoint: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def serve(name: str, command: list[str], log: Path) -> Iterator[Server]:
-    """A server process on a free port, which stands in its command as `{port}`; ended with the block."""
+def serve(name: str, command: list[str], log: Path, port: int = 0) -> Iterator[Server]:
+    """A server process on this port or a free one, `{port}` in its command; ended with the block."""
+    wanted = port
     for _ in range(3):  # another process may take the port first
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        if not wanted:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [part.replace("{port}", str(port)) for part in command],
@@ -109,12 +111,18 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Rclone's `serve s3`, the fastest one. It checks signatures, and ignores ranges."""
-    folder = tmp_path_factory.mktemp("rclone")
-    (folder / "data").mkdir()
+    with rclone_at(tmp_path_factory.mktemp("rclone")) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def rclone_at(folder: Path, port: int = 0) -> Iterator[Server]:
+    """Rclone over a folder, which keeps its buckets when the block ends."""
+    (folder / "data").mkdir(exist_ok=True)
     (folder / "config").touch()
     command = [_tool("rclone"), "serve", "s3", "--config", str(folder / "config")]
     command += ["--addr", "127.0.0.1:{port}", "--auth-key", f"{KEY},{SECRET}", str(folder / "data")]
-    with serve("rclone", command, folder / "log") as server:
+    with serve("rclone", command, folder / "log", port) as server:
         yield server
 
 
@@ -206,10 +214,13 @@ class Shelf:
         elif data is None:
             status, data = 404, b"<Error><Code>NoSuchKey</Code></Error>"
         else:
-            headers["ETag"] = f'"{md5(data).hexdigest()}"'
-            if self._ranges and (wanted := request.headers.get("Range")):
+            headers["ETag"] = etag = f'"{md5(data).hexdigest()}"'
+            is_another = request.headers.get("If-Range", etag) != etag
+            if request.headers.get("If-Match", etag) != etag:
+                status, data = 412, b""
+            elif self._ranges and not is_another and (wanted := request.headers.get("Range")):
                 first, last = wanted.removeprefix("bytes=").split("-")
-                part = data[int(first) : int(last) + 1]
+                part = data[int(first) : int(last) + 1 if last else None]
                 if not part:
                     status, data = 416, b""
                 else:

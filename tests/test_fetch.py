@@ -1,26 +1,31 @@
 """Laws of `fetch.py` and `fetch_loop.py`: so many at once and no more, by number and by bytes, whoever asks."""
 
 import asyncio
+import contextlib
 import itertools
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import warnings
 from statistics import mean
+from types import SimpleNamespace
 
 import pytest
 from servers import Shelf, environment
 
-from mmdp import store
+from mmdp import fetch, store
 from mmdp.config import Config
-from mmdp.fetch import pauses, stream
+from mmdp.fetch import stream
 from mmdp.fetch_loop import Clock, Gate
 from mmdp.records import ImageRef
 from mmdp.refusals import DataError
-from mmdp.remote import Access, FetchError, MissingObjectError
+from mmdp.remote import Access, FetchError, MissingObjectError, TransientError, pauses
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -184,13 +189,113 @@ def test_queueing_costs_no_time_of_the_fetch(slow, reach):
 
 
 def test_waits_grow_and_are_spread():
-    """The mean wait before the fifth further try is above that before the first; no wait is none, or past the bound."""
+    """Each of the first seven is above the one before it, whatever chance does; none is none, or past the bound."""
     runs = [list(pauses(Access.of(Config(fetch_retries=12), "s3://b"))) for _ in range(200)]
     assert {12} == set(map(len, runs))
     assert 0.1 <= min(map(min, runs))
     assert max(map(max, runs)) <= 15
-    assert mean(run[4] for run in runs) > 2 * mean(run[0] for run in runs)
+    assert all(one <= other for run in runs for one, other in itertools.pairwise(run[:7]))
+    assert all(run[7:] >= [7.5] * 5 for run in runs)
+    assert mean(run[4] for run in runs) > 8 * mean(run[0] for run in runs)
     assert 200 == len({run[0] for run in runs})
+
+
+def test_the_default_waits_outlast_half_a_minute(monkeypatch):
+    """With the least that chance can give; and with the most, they fit the time of a file."""
+    access = Access.of(Config(), "s3://b")
+    monkeypatch.setattr(random, "uniform", lambda least, most: least)
+    assert sum(pauses(access)) >= 30
+    monkeypatch.setattr(random, "uniform", lambda least, most: most)
+    assert 30 < sum(pauses(access)) < access.fetch_seconds
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"fetch_retries": 2}, "no byte for 0.3 s, 3 times: raise Config.read_seconds"),
+        ({"fetch_retries": 0}, "no byte for 0.3 s, once: raise Config.read_seconds"),
+        ({"fetch_seconds": 0.9}, "no byte for 0.3 s, (once|2 times): raise Config.read_seconds"),
+        ({"read_seconds": 20, "fetch_seconds": 0.3}, "not whole within 0.3 s: raise Config.fetch_seconds"),
+    ],
+)
+@pytest.mark.parametrize("part", ["answer", "body"])
+def test_a_store_that_answers_late_is_told_by_its_knob(reach, knobs, words, part):
+    """Whether the tries or the time ran out: what says nothing for `read_seconds` is not what is too large."""
+    with Shelf({"b/a.png": bytes(1000)}, delay=10 if part == "answer" else 0) as shelf:
+        if part == "body":
+            answer = shelf._answer
+
+            def stall(request):
+                write = request.wfile.write
+
+                def begin(data):
+                    write(data[:500])
+                    request.wfile.flush()
+                    if len(data) == 1000:
+                        time.sleep(10)
+
+                request.wfile.write = begin
+                answer(request)
+
+            shelf._answer = stall
+        root = reach(shelf, **({"read_seconds": 0.3} | knobs))
+        started = time.monotonic()
+        with pytest.raises(FetchError, match=words) as caught:
+            store.read(ImageRef("a.png", root))
+        assert "a.png" in str(caught.value)
+        assert time.monotonic() - started < 5
+        assert shelf.asked
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"fetch_retries": 1}, "2 tries: .*Config.fetch_retries"),
+        ({"fetch_seconds": 0.5}, "[23] tries within 0.5 s: .*Config.fetch_seconds"),
+    ],
+)
+def test_a_store_that_is_not_there_is_told_by_its_knob(reach, knobs, words):
+    """Tries or time, whichever was used up first."""
+    with Shelf({}) as shelf:
+        pass
+    with pytest.raises(FetchError, match=f"(?i)refused.*{words}"):
+        store.read(ImageRef("a.png", reach(shelf, **knobs)))
+
+
+def test_a_network_that_takes_no_connection_is_told_by_its_knob(reach):
+    """It is no store that is silent: nothing was asked yet."""
+    with socket.socket() as full, contextlib.ExitStack() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):  # more than its queue takes, so that the next one's first packet is dropped
+            connection = waiting.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(full.getsockname())
+        place = f"127.0.0.1:{full.getsockname()[1]}"
+        shelf = SimpleNamespace(place=place, endpoint=f"http://{place}")
+        root = reach(shelf, connect_seconds=0.3, fetch_retries=1)
+        with pytest.raises(FetchError, match=r"no connection within 0\.3 s \(Config.connect_seconds\), 2 tries"):
+            store.read(ImageRef("a.png", root))
+
+
+def test_a_store_that_is_gone_for_long_is_spoken_of_once(reach, monkeypatch):
+    """A warning that says how long it is tried; none for a short one, and none for each file."""
+    monkeypatch.setattr(fetch, "_WARN_SECONDS", 0.5)
+    with Shelf({}, refused={f"b/{number}.png": 503 for number in range(3)}) as shelf:
+        root = reach(shelf, fetch_retries=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(FetchError):
+                store.read(ImageRef("0.png", root))
+        root = reach(shelf, fetch_retries=3)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                with pytest.raises(FetchError):
+                    store.read_many([ImageRef(f"{number}.png", root) for number in range(3)])
+        (one,) = [str(one.message) for one in said if one.category is RuntimeWarning]
+        assert "fails (503" in one
+        assert "for up to 120 s a file: see Config.fetch_retries" in one
 
 
 def test_an_error_of_the_store_gives_up_the_rest(reach):
@@ -252,6 +357,71 @@ def test_a_large_file_comes_in_pieces(reach):
         assert data == b"".join(found)
         with pytest.raises(MissingObjectError):
             stream(place, "nosuch", access, 100_000)
+
+
+def cut_answers(shelf, num_bytes, times):
+    """From now on, the first so many answers of a shelf end after so many bytes of their bodies."""
+    answer, cuts = shelf._answer, []
+
+    def cut(request):
+        if len(cuts) < times:
+            cuts.append(1)
+            request.close_connection = True
+            write = request.wfile.write
+            request.wfile.write = lambda data: write(data if data.startswith(b"HTTP/") else data[:num_bytes])
+        answer(request)
+
+    shelf._answer = cut
+    return cuts
+
+
+def open_large(shelf, root, **knobs):
+    """As `stream` of the file `large` of the bucket."""
+    place, _, bucket = root.rpartition("/") if root.startswith("http") else (root, "", "")
+    access = Access.of(Config(http_hosts=(shelf.place,), **knobs), root)
+    return stream(place, f"{bucket}/large".lstrip("/"), access, 100_000)
+
+
+def test_a_large_file_that_is_cut_goes_on_where_it_ended(reach):
+    """More cuts than tries: as long as it goes on, each cut costs at most the chunk that it came in."""
+    data = os.urandom(10**6)
+    with Shelf({"b/large": data}) as shelf:
+        cuts = cut_answers(shelf, 240_000, 4)
+        _, pieces = open_large(shelf, reach(shelf), fetch_retries=1)
+        assert data == b"".join(pieces)
+        assert 4 == len(cuts)
+        assert 5 == len(shelf.asked)
+        starts = [int(wanted.removeprefix("bytes=").rstrip("-")) for _, wanted in shelf.asked[1:]]
+        assert all(other - one >= 150_000 for one, other in itertools.pairwise([0, *starts]))
+
+
+def test_a_large_file_that_does_not_go_on_is_an_error(reach):
+    """Not one byte more, time and again: after as many tries as are allowed."""
+    with Shelf({"b/large": bytes(10**6)}) as shelf:
+        cut_answers(shelf, 0, 100)
+        _, pieces = open_large(shelf, reach(shelf), fetch_retries=2)
+        with pytest.raises(FetchError, match=r"cut short.*, 3 tries: .*Config.fetch_retries"):
+            list(pieces)
+        assert 3 == len(shelf.asked)
+
+
+def test_the_rest_of_another_file_is_never_taken(reach):
+    """What changed between the halves is to be opened anew; so is what a store gives whole or not at all."""
+    for change in ("content", "ranges", "gone"):
+        with Shelf({"b/large": bytes(10**6)}) as shelf:
+            cut_answers(shelf, 250_000, 1)
+            _, pieces = open_large(shelf, reach(shelf), fetch_retries=2)
+            found = [next(pieces)]
+            if change == "content":
+                shelf.files["b/large"] = b"1" * 10**6
+            elif change == "gone":
+                shelf.files.clear()
+            else:
+                shelf._ranges = False
+            with pytest.raises(TransientError, match="its rest can't be had"):
+                found.extend(pieces)
+            assert 2 == len(shelf.asked)
+            assert {0} == set(b"".join(found))
 
 
 def test_a_bad_image_among_many_is_told_apart(reach):
