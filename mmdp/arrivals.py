@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from mmdp.batching import with_patience
@@ -110,11 +111,13 @@ class Snapshot:
         read: number of the first sample that no packer has seen.
         waiting: samples that wait, oldest first: number less the number before, tokens and images, in hexadecimal.
         mark: of the source, at or before the first sample that is still needed; None reads from its start.
+        digest: of the ids of the samples that wait; None where one of them can't be used any more.
     """
 
     read: int = 0
     waiting: str = ""
     mark: Mapping[str, Any] | None = None
+    digest: str | None = ""
 
     def sizes(self) -> list[tuple[int, int, int]]:
         """(number, tokens, images) of each sample that waits.
@@ -168,6 +171,7 @@ class Arrivals:
         self._read = start.read
         self._num_bad = 0  # since the last that could be encoded
         self._num_barren = 0  # since the last that fits a row
+        self._digest_at_start: str | None = ""
         self._usable = self._give()
 
     def __iter__(self) -> Self:
@@ -175,6 +179,10 @@ class Arrivals:
 
     def __next__(self) -> tuple[int, int, int]:
         return next(self._usable)
+
+    def close(self) -> None:
+        """Ends the pass: an iterator of the source is let go at once, so that it can close what it holds open."""
+        self._usable.close()
 
     def take(self, numbers: Iterable[int]) -> Taken:
         """These samples, for a row; and all that was refused since the row before."""
@@ -200,11 +208,23 @@ class Arrivals:
         mark = self._marks[0] if self._marks and self._marks[0]["number"] <= needed else None
         if mark is not None and len(waiting) + len(json.dumps(mark)) > _MOST_BYTES:
             mark = None
-        return Snapshot(self._read, waiting, mark)
+        return Snapshot(self._read, waiting, mark, self._digest())
 
-    def _give(self) -> Iterator[tuple[int, int, int]]:
+    def began_with(self) -> Snapshot:
+        """Where the pass stood when it began, with the digest of what came again. Once the first sample was given."""
+        return replace(self._start, digest=self._digest_at_start)
+
+    def _digest(self) -> str | None:
+        """Of the ids of all that wait, oldest first."""
+        found = [one.found for one in self._waiting.values()]
+        if any(isinstance(one, Reason) for one in found):
+            return None
+        return digest_of([one for one in found if isinstance(one, Arrived)])
+
+    def _give(self) -> Generator[tuple[int, int, int], None, None]:
         items = self._numbered()
         self._restore(items)
+        self._digest_at_start = self._digest()
         held: Arrived | None = None
         total = self._start.read
         for number, item in items:
@@ -311,6 +331,18 @@ class Arrivals:
     def _keep(self, one: Arrived) -> tuple[int, int, int]:
         self._waiting[one.number] = _Waiting(one.size.tokens, one.size.images, one)
         return one.number, one.size.tokens, one.size.images
+
+
+def digest_of(samples: Iterable[Arrived], before: str = "") -> str:
+    """Hex digest of the numbers and ids of some samples, behind others of which `before` is the digest.
+
+    Where there are none it is that of the others.
+    """
+    state, is_empty = blake2b(before.encode(), digest_size=8), True
+    for one in samples:
+        state.update(one.number.to_bytes(8, "little") + one.encoded.ids.tobytes())
+        is_empty = False
+    return before if is_empty else state.hexdigest()
 
 
 def name_of(source: object) -> str:

@@ -14,7 +14,8 @@ waited, and how far the stream had been read. From there the window is planned a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mmdp import planner
-from mmdp.arrivals import Arrivals, Arrived, Item, Snapshot, Taken, name_of
+from mmdp.arrivals import Arrivals, Arrived, Item, Snapshot, Taken, digest_of, name_of
 from mmdp.assemble import Step
 from mmdp.dealing import deal
 from mmdp.fingerprints import differences, plan_fingerprint
@@ -34,7 +35,7 @@ from mmdp.row_stream import BUFFER, RowStream
 if TYPE_CHECKING:
     from mmdp.encode import Encoder
 
-VERSION = 1
+VERSION = 2
 """Goes up when the same stream, budget and seed give other rows, or a state has another form."""
 
 WINDOW = 64
@@ -139,19 +140,24 @@ class StreamPlan:
         at = Snapshot(state["read"], state["waiting"], state["mark"])
         for window in self._windows(state["epoch"], state["row"], at):
             end = window.first + len(window.rows)
-            rows.extend(window.rows[max(0, state["cursor"] - window.first) :])
+            before = max(0, state["cursor"] - window.first)
+            self._check_rows(state, window, before)
+            digests = _digests(window)
+            rows.extend(window.rows[before:])
             window.rows.clear()  # whoever takes a row is the last to hold it
             while len(rows) >= step:
                 cursor += step
                 begun = (end, window.after) if cursor == end else (window.first, window.before)
-                yield _step([rows.popleft() for _ in range(step)], _in_front_of(whose, cursor, *begun), share)
+                digest = window.after.digest if cursor == end else digests[cursor - window.first]
+                front = _in_front_of(whose, cursor, *begun, digest)
+                yield _step([rows.popleft() for _ in range(step)], front, share)
         if not rows:
             return
         if share.drop_last:
             refused = {number: reason for row in rows for number, reason in row.refused.items()}
             yield LeftOut(len(rows), sum(len(row.samples) for row in rows), refused)
         else:
-            yield _step(list(rows), _in_front_of(whose, end, end, window.after), share)
+            yield _step(list(rows), _in_front_of(whose, end, end, window.after, window.after.digest), share)
 
     def check(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state, once it is known to be one of this plan's.
@@ -169,7 +175,18 @@ class StreamPlan:
             )
         return dict(state)
 
-    def _windows(self, epoch: int, first: int, at: Snapshot) -> Iterator[_Window]:
+    def _check_rows(self, state: Mapping[str, Any], window: _Window, before: int) -> None:
+        """Refuses a stream that gives other samples than it did when the state was saved, as far as they came again."""
+        if window.first != state["row"]:
+            return
+        digest = _digests(window, before)[before]
+        if None not in (digest, state["digest"]) and digest != state["digest"]:
+            raise ValueError(
+                f"{name_of(self.source)} gives other samples than it did when the state was saved, so that some would "
+                "come twice or never: give the same stream, in the same order, or begin without a state"
+            )
+
+    def _windows(self, epoch: int, first: int, at: Snapshot) -> Generator[_Window, None, None]:
         arrivals = Arrivals(self.source, self.encoder, self.budget, at, self.strict, self.max_failures)
         packed = RowStream(arrivals, self.budget, buffer=BUFFER)
         packed.load_state_dict(
@@ -182,20 +199,37 @@ class StreamPlan:
             }
         )
         blocks = -(-self.window // BLOCK)  # of a whole window
-        while rows := [arrivals.take(numbers) for numbers in islice(packed, self.window)]:
-            places = arrange(
-                *_sizes(rows), block=BLOCK, first_block=first // self.window * blocks, seed=self.seed, epoch=epoch
-            )
-            after = arrivals.snapshot()
-            window = _Window(first, [rows[place] for place in places], at, after)
-            rows.clear()
-            yield window
-            first, at = first + len(places), after
+        is_begun = False
+        with closing(arrivals):
+            while rows := [arrivals.take(numbers) for numbers in islice(packed, self.window)]:
+                places = arrange(
+                    *_sizes(rows), block=BLOCK, first_block=first // self.window * blocks, seed=self.seed, epoch=epoch
+                )
+                after = arrivals.snapshot()
+                if not is_begun:
+                    at, is_begun = arrivals.began_with(), True
+                window = _Window(first, [rows[place] for place in places], at, after)
+                rows.clear()
+                yield window
+                first, at = first + len(places), after
 
 
-def _in_front_of(whose: Mapping[str, Any], cursor: int, row: int, at: Snapshot) -> dict[str, Any]:
-    """The state in front of row `cursor`; `at` is in front of row `row`, with which its window starts."""
-    return {**whose, "cursor": cursor, "row": row, **asdict(at)}
+def _in_front_of(
+    whose: Mapping[str, Any], cursor: int, row: int, at: Snapshot, digest: str | None = ""
+) -> dict[str, Any]:
+    """The state in front of row `cursor`; `at` is in front of row `row`, with which its window starts.
+
+    Its digest is that of what waited then, and of the rows from there to the cursor.
+    """
+    return {**whose, "cursor": cursor, "row": row, **asdict(at), "digest": digest}
+
+
+def _digests(window: _Window, count: int | None = None) -> list[str | None]:
+    """Of what waited before the window, and of its rows before each; None where something can't be used any more."""
+    found = [window.before.digest]
+    for row in window.rows[:count]:
+        found.append(None if found[-1] is None else digest_of(row.samples, found[-1]))
+    return found
 
 
 def _is_state(state: object, *, like: Mapping[str, Any]) -> bool:
@@ -205,6 +239,8 @@ def _is_state(state: object, *, like: Mapping[str, Any]) -> bool:
     if not all(isinstance(number, int) and number >= 0 for number in numbers) or state["row"] > state["cursor"]:
         return False
     mark, waiting = state["mark"], state["waiting"]
+    if not (state["digest"] is None or isinstance(state["digest"], str)):
+        return False
     if not (mark is None or (isinstance(mark, Mapping) and isinstance(mark.get("number"), int))):
         return False
     try:
