@@ -25,6 +25,7 @@ from mmdp.masks import gemma3_masks
 from mmdp.mrope import mrope_positions
 from mmdp.records import Batch, check_batch
 from mmdp.trainer_forms import megatron_thd, nanovlm
+from mmdp.vision import filter_of
 from mmdp.vision_inputs import image_cells, num_image_tokens, vision_inputs
 
 
@@ -47,7 +48,8 @@ def adapt(
         always_vision: give a batch without images a blank one that nothing sees, so that the vision tower runs and has
             gradients, of zero. For training on several ranks, where a rank whose tower does not run stops all others.
         flatten: make one row of all, (1, B * L). By default for flash only; both ways are right.
-        image_processor: takes mean and deviation of the pixels from it, where they are not those of the family.
+        image_processor: takes mean and deviation of the pixels from it, and the filter that the whole image of SmolVLM
+            and Idefics3 is made with, where they are not those of the family.
 
     Returns:
         `input_ids`, `labels` (unshifted: the model shifts), `position_ids`, `use_cache=False`, and what the family and
@@ -83,8 +85,8 @@ def adapt(
         inputs["attention_mask"] = _gemma3_masks(batch, target, shape)
     if target.has_vision:
         check_placeholders(batch, target.config)
-        normal = (image_processor.image_mean, image_processor.image_std) if image_processor is not None else None
-        inputs |= vision_inputs(batch.images, target.config, num_rows=shape[0], dtype=target.dtype, normal=normal)
+        own = _of_processor(image_processor) if image_processor is not None else {}
+        inputs |= vision_inputs(batch.images, target.config, num_rows=shape[0], dtype=target.dtype, **own)
     return inputs
 
 
@@ -112,6 +114,11 @@ def check_placeholders(batch: Batch, config: Any) -> None:
             f"images give {given[row * width + segment]} features: encode with the vision family, the options and the "
             f"image token of this {config.model_type}, and build rows with their pixels"
         )
+
+
+def _of_processor(image_processor: Any) -> dict[str, Any]:
+    normal = image_processor.image_mean, image_processor.image_std
+    return {"normal": normal, "filter": filter_of(image_processor)}
 
 
 def _positions(batch: Batch, target: Target, shape: tuple[int, ...]) -> torch.Tensor:

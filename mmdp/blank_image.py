@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from mmdp.families import MROPE
 from mmdp.records import IGNORE, Batch, ImageBuffer
-from mmdp.vision_inputs import num_image_tokens
+from mmdp.vision_inputs import llava_rules, num_image_tokens
 
 
 def with_blank_image(batch: Batch, config: Any) -> Batch:
@@ -32,14 +32,16 @@ def with_blank_image(batch: Batch, config: Any) -> Batch:
     """
     vision = config.vision_config
     side = vision.patch_size * vision.spatial_merge_size if config.model_type in MROPE else vision.image_size
+    is_llava = config.model_type == "llava_onevision"
+    height = llava_rules(config).layout(side, side).height if is_llava else side
     ids, segments = batch.on_host()
     used = np.max((segments > 0) * np.arange(1, segments.shape[1] + 1), axis=1)
     row, number = int(used.argmin()), int(segments.max()) + 1
     device = batch.input_ids.device
     blank = ImageBuffer(
-        pixels=torch.zeros(3 * side * side, dtype=torch.uint8, device=batch.images.pixels.device),
-        offsets=torch.tensor([0, 3 * side * side]),
-        heights=torch.tensor([side]),
+        pixels=torch.zeros(3 * height * side, dtype=torch.uint8, device=batch.images.pixels.device),
+        offsets=torch.tensor([0, 3 * height * side]),
+        heights=torch.tensor([height]),
         widths=torch.tensor([side]),
         rows=torch.tensor([row]),
         samples=torch.tensor([-1]),

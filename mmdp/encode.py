@@ -12,7 +12,7 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from mmdp.vision import vision_family
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_VERSION = 1
+_VERSION = 2
 """Goes up when the same sample would be encoded to other ids, labels or layouts; token caches are made anew then."""
 
 _IMAGE_TOKENS = ("<|image|>", "<image>", "<|image_pad|>", "<image_soft_token>")
@@ -168,9 +168,7 @@ class Encoder:
                         "another size than when it was measured: delete the token cache, and measure again",
                     )
                 with span("decode"):
-                    image = decode(
-                        data, size=(layout.height, layout.width), max_pixels=self.max_pixels, draft=self.family.draft
-                    )
+                    image = self._decoded(data, layout)
             except DataError as error:
                 raise _at_image(error, sample, number) from error
             except OSError as error:
@@ -178,6 +176,14 @@ class Encoder:
                 raise
             images.append(image)
         return images
+
+    def _decoded(self, data: bytes, layout: ImageLayout) -> np.ndarray:
+        """(3, H, W) uint8, of the height and width of the layout."""
+        family = self.family
+        if family.draft:
+            size = (layout.height, layout.width)
+            return decode(data, size=size, filter=family.filter, max_pixels=self.max_pixels, draft=True)
+        return decode(data, fit=partial(family.fit, layout=layout), max_pixels=self.max_pixels)
 
     def image_sizes(self, sample: Sample) -> list[tuple[int, int]]:
         """(width, height) of each image of a sample, upright, from its header.

@@ -3,7 +3,7 @@
 Adds: `decode`, bytes to (3, H, W) uint8; `Decoder`, the one seam for another JPEG library. A refusal is a `DataError`
 without a place: the caller adds it with `.at(...)`.
 Leaves out: sizes without pixels (`image_sizes.py`), which formats there are (`image_formats.py`), where bytes come from
-(`sources.py`), which size an image should have (`vision.py`).
+(`sources.py`), which size an image should have, and by which steps a model family gets there (`vision.py`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ Decoder = Callable[[bytes, int], np.ndarray]
 """The seam for another JPEG library. In: a file of one or three channels, and how far to shrink each side (1, 2, 4, 8).
 Out: (ceil(H / shrink), ceil(W / shrink), 3) uint8 RGB as stored, not yet upright. Bytes it can't decode: ValueError."""
 
-# Bicubic is what the processors of CLIP, SigLIP and Qwen-VL use; Pillow's is antialiased.
-_FILTER = Image.Resampling.BICUBIC
 _TURNS = {  # by EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -54,6 +52,8 @@ def decode(
     data: bytes,
     *,
     size: tuple[int, int] | None = None,
+    filter: str = "bicubic",
+    fit: Callable[[Image.Image], Image.Image] | None = None,
     max_pixels: int = MAX_PIXELS,
     draft: bool = False,
     lenient: bool = False,
@@ -61,12 +61,15 @@ def decode(
 ) -> np.ndarray:
     """The first picture of a file in RGB: on white where it is transparent, turned upright, then resized.
 
-    Resizing is bicubic with antialiasing. Grey of more than 8 bits is scaled, so that white stays white. Nothing
+    Resizing is Pillow's, with antialiasing. Grey of more than 8 bits is scaled, so that white stays white. Nothing
     process-wide is read or set: threads decode side by side, and Pillow lets go of the GIL while it works.
 
     Args:
         data: the whole file.
         size: the (height, width) wanted; None for the size it has.
+        filter: "bilinear", "bicubic" or "lanczos": how it comes to that size.
+        fit: makes of the upright picture, in mode "L" or "RGB", the one wanted, instead of `size` and `filter`: the
+            steps of a model family (`vision.py`).
         max_pixels: pixels; the header may promise no more.
         draft: let a JPEG shrink while it is decoded: faster, and nearly the same. It acts where both sides are at least
             2 * `DRAFT_MARGIN` times as long as asked for; the other formats ignore it.
@@ -78,10 +81,12 @@ def decode(
 
     Raises:
         DataError: no bytes, not an image, damaged, or too large.
-        ValueError: a wanted side under 1.
+        ValueError: a wanted side under 1, or both a size and `fit`.
     """
     if size is not None and min(size) < 1:
         raise ValueError(f"size is {size}: both sides must be at least 1")
+    if size is not None and fit is not None:
+        raise ValueError("both size and fit are given: fit alone decides what becomes of the picture")
     plugin = plugin_of(data)
     header = parse_header(data)
     if header is not None:
@@ -100,7 +105,8 @@ def decode(
                 im.draft(None, (header.width // shrink, header.height // shrink))
             _load(im, lenient)
             flat = _flatten(im, data)
-    return _finish(flat, header, shrink, size)
+    upright = _upright(flat, header, shrink, size, Image.Resampling[filter.upper()])
+    return _by_channel(upright if fit is None else fit(upright))
 
 
 def simplejpeg(data: bytes, shrink: int) -> np.ndarray:
@@ -180,8 +186,10 @@ def _scale(im: ImageFile) -> Image.Image:
     return Image.fromarray(grey)
 
 
-def _finish(flat: Image.Image, header: Header, shrink: int, size: tuple[int, int] | None) -> np.ndarray:
-    """Turns an image in mode "L" or "RGB" upright, resizes it to (height, width), and sorts it by channel."""
+def _upright(
+    flat: Image.Image, header: Header, shrink: int, size: tuple[int, int] | None, filter: Image.Resampling
+) -> Image.Image:
+    """Turns an image in mode "L" or "RGB" upright, and resizes it to (height, width)."""
     if flat.size != (-(-header.width // shrink), -(-header.height // shrink)):
         found = f"the header promises {header.width} x {header.height}, the pixels (shrunk by {shrink}) are {flat.size}"
         raise DataError(Reason.DAMAGED_IMAGE, found)
@@ -189,11 +197,14 @@ def _finish(flat: Image.Image, header: Header, shrink: int, size: tuple[int, int
         # Where a side is no multiple of `shrink`, its last pixel is a part of one. The box says so; without it all
         # pixels lie off by up to a half, which costs line drawings 10 to 20 dB.
         box = (0, 0, header.width / shrink, header.height / shrink)
-        flat = flat.resize(size if header.orientation >= 5 else size[::-1], _FILTER, box)
+        flat = flat.resize(size if header.orientation >= 5 else size[::-1], filter, box)
     if header.orientation in _TURNS:
         flat = flat.transpose(_TURNS[header.orientation])
-    if size is not None:
-        flat = flat.resize(size[::-1], _FILTER)  # a copy where it has that size already
+    return flat if size is None else flat.resize(size[::-1], filter)
+
+
+def _by_channel(flat: Image.Image) -> np.ndarray:
+    """(3, H, W) uint8 of an image in mode "L" or "RGB", in memory of its own."""
     planes = flat.split() * (3 // len(flat.getbands()))  # one grey plane stands for all three
     pixels = bytearray().join(plane.tobytes() for plane in planes)
     return np.frombuffer(pixels, np.uint8).reshape(3, flat.height, flat.width)

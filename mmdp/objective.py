@@ -40,6 +40,7 @@ def loss(
     world_size: int | None = None,
     always_vision: bool | None = None,
     labelled_only: bool = False,
+    image_processor: Any = None,
 ) -> torch.Tensor:
     """The share of this batch in the loss of its step, to call `backward` on.
 
@@ -66,6 +67,7 @@ def loss(
             where the model is inside such a wrapper, or `world_size` is above 1.
         labelled_only: compute logits only where there are labels. Saves memory, most of it where the vocabulary is
             large; the host waits for the device once.
+        image_processor: of the checkpoint, where its pixels are not normalised as the family's are; as in `adapt`.
 
     Returns:
         A scalar, in float32 or what is finer in the model.
@@ -81,7 +83,7 @@ def loss(
     if world_size is None:
         world_size = _checked(ranks, model)
     divisor = _label_tokens(batch, label_tokens, world_size)
-    inputs = adapt(batch, model, attention, always_vision=always_vision)
+    inputs = adapt(batch, model, attention, always_vision=always_vision, image_processor=image_processor)
     targets = _shifted(inputs.pop("labels"))
     if labelled_only:
         # (B, L) bool: transformers takes these tokens out before the head, (label tokens, V) in one dimension.

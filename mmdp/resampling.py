@@ -1,6 +1,6 @@
-"""Resizing of pixels that are already on the device, as Pillow does it.
+"""Resizing of pixels that are already on the device, as `vision_pictures.py` does it with Pillow.
 
-Adds: `resize`, two matrix products; the same within one level of 255 on every device.
+Adds: `resize`, two matrix products; the same within one level of 255 on every device. `weights`, what they multiply by.
 Leaves out: resizing while decoding (`images.py`). torch has no Lanczos filter on a GPU, and no antialiased one on some
 devices; the processors of transformers silently take another filter there.
 """
@@ -14,34 +14,48 @@ import torch
 
 
 def resize(image: torch.Tensor, height: int, width: int, *, filter: str) -> torch.Tensor:
-    """An image of another size, antialiased; across first, then down, rounded in between, as Pillow does.
+    """An image of another size, antialiased; across first, then down, rounded and cut to 0..255 in between.
 
     Args:
         image: (C, H, W) uint8.
         height: pixels.
         width: pixels.
-        filter: "bicubic" or "lanczos".
+        filter: "bilinear", "bicubic" or "lanczos".
 
     Returns:
         (C, height, width) uint8; the image itself where it has that size.
     """
     if image.shape[1:] == (height, width):
         return image
-    across = _weights(image.shape[2], width, filter, image.device)
-    down = _weights(image.shape[1], height, filter, image.device)
-    wide = (image.to(torch.float32) @ across.T).round().clamp(0, 255)
-    return (down @ wide).round().clamp(0, 255).to(torch.uint8)
+    across = _on_device(image.shape[2], width, filter, image.device)
+    down = _on_device(image.shape[1], height, filter, image.device)
+    wide = _whole(image.to(torch.float32) @ across.T)
+    return _whole(down @ wide).to(torch.uint8)
+
+
+def _whole(values: torch.Tensor) -> torch.Tensor:
+    """The nearest levels of 0..255; half goes up, as with Pillow."""
+    return (values + 0.5).floor().clamp(0, 255)
 
 
 @lru_cache(maxsize=16)  # of 4 MiB each for the largest images there are
-def _weights(before: int, after: int, filter: str, device: torch.device) -> torch.Tensor:
-    """(after, before) float32: how much each old pixel counts for each new one."""
+def _on_device(before: int, after: int, filter: str, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(weights(before, after, filter)).to(device)
+
+
+def weights(before: int, after: int, filter: str) -> np.ndarray:
+    """(after, before) float32: how much each old pixel counts for each new one, along a line."""
     scale = before / after
     centres = (np.arange(after)[:, None] + 0.5) * scale
     distance = np.abs(np.arange(before) + 0.5 - centres) / max(scale, 1.0)
-    weights = _FILTERS[filter](distance)
-    whole = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
-    return torch.from_numpy(whole).to(device)
+    shares = _FILTERS[filter](distance)
+    whole: np.ndarray = (shares / shares.sum(axis=1, keepdims=True)).astype(np.float32)
+    return whole
+
+
+def _bilinear(x: np.ndarray) -> np.ndarray:
+    """A triangle."""
+    return np.where(x < 1, 1 - x, 0.0)
 
 
 def _bicubic(x: np.ndarray) -> np.ndarray:
@@ -56,4 +70,4 @@ def _lanczos(x: np.ndarray) -> np.ndarray:
     return np.where(x < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
 
 
-_FILTERS = {"bicubic": _bicubic, "lanczos": _lanczos}
+_FILTERS = {"bilinear": _bilinear, "bicubic": _bicubic, "lanczos": _lanczos}

@@ -1,6 +1,6 @@
 """What an image costs, per model family, from its upright width and height alone: no pixel is needed to plan.
 
-Adds: `vision_family(spec)`, a value with the rules of one model family.
+Adds: `vision_family(spec)`, a value with the rules of one model family; `spec_of`, the spec of a processor at hand.
 Leaves out: the rules themselves (`vision_resized.py`, `vision_tiled.py`), pixels, tokenizers, chat templates, video.
 
 | family | tokens of one image | `vision` counts | height and width |
@@ -8,7 +8,7 @@ Leaves out: the rules themselves (`vision_resized.py`, `vision_tiled.py`), pixel
 | `fixed:N` | N | 1 tile | a square |
 | `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl` | cells of 2 x 2 patches, two marks | patches | multiples of a cell |
 | `smolvlm`, `idefics3` | tiles, two marks each, newlines, one mark | tiles, the global one too | multiples of a tile |
-| `llava_onevision` | base tile, features off the padding, newlines | tiles, the base one too | the picture, unpadded |
+| `llava_onevision` | base tile, features off the padding, newlines | tiles, the base one too | all tiles in a column |
 | `gemma3` | 256, two marks | 1 tile | a square |
 
 Every family is hashable and picklable, its `repr` holds each option, and it has:
@@ -16,6 +16,8 @@ Every family is hashable and picklable, its `repr` holds each option, and it has
 - `layout(width, height, num_images=1)`: an `ImageLayout`, from the pixels of the upright image (EXIF orientation
   applied) and the number of images in its sample, which only LLaVA-OneVision asks for; a `DataError` for a side ratio
   that the family can't take.
+- `fit(picture, layout)`: the pixels that its processor makes of an upright picture of Pillow, to `layout.height` and
+  `layout.width`, by the same steps and with the same `filter`.
 - `text(layout)`: what its processor writes into the prompt for this image, `layout.tokens` tokens long.
 - `placeholder`: what its chat template writes for one image; `text` takes its place.
 - `image_token`: the token that is repeated. `marks`: every special token that `text` can hold; the tokenizer must have
@@ -35,8 +37,11 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from mmdp.refusals import shorten
+from mmdp.vision_of_processor import filter_of, spec_of
 from mmdp.vision_resized import QwenVL, Square
 from mmdp.vision_tiled import Idefics3, LlavaOnevision
+
+__all__ = ["VisionFamily", "filter_of", "spec_of", "vision_family"]
 
 VisionFamily: TypeAlias = Square | QwenVL | Idefics3 | LlavaOnevision
 
@@ -80,7 +85,7 @@ def _whole_number(what: str, text: str) -> int:
 
 
 _FAMILIES: dict[str, VisionFamily] = {
-    "fixed": Square("fixed", 64, 256, "<|image|>", draft=True, options=("side", "image_token")),
+    "fixed": Square("fixed", 64, 256, "<|image|>", draft=True, options=("side", "image_token", "filter")),
     # Class defaults of Qwen2VLImageProcessor in transformers 5.24. The checkpoints' own preprocessor_config.json allows
     # 16384 tokens an image: `qwen2_5_vl:max_pixels=12845056`.
     "qwen2_vl": QwenVL("qwen2_vl", patch=14, min_pixels=56 * 56, max_pixels=28 * 28 * 1280),
@@ -95,6 +100,14 @@ _FAMILIES: dict[str, VisionFamily] = {
     "llava_onevision": LlavaOnevision("llava_onevision", grid=6, anyres_max=9),
     # 256 is the default of Gemma3Processor; 896 is the released checkpoints' size, where the class says 224.
     "gemma3": Square(
-        "gemma3", 256, 896, "<image_soft_token>", "<start_of_image>", "<end_of_image>", before="\n\n", after="\n\n"
+        "gemma3",
+        256,
+        896,
+        "<image_soft_token>",
+        "<start_of_image>",
+        "<end_of_image>",
+        before="\n\n",
+        after="\n\n",
+        filter="bilinear",
     ),
 }

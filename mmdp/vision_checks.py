@@ -1,13 +1,17 @@
 """What every vision family refuses: options out of range, an image without pixels, a shape that it can't take.
 
-Adds: three checks with their messages. Leaves out: the families (`vision_resized.py`, `vision_tiled.py`).
+Adds: `FILTERS`, the names of the filters that pixels are resized with, and four checks with their messages. Leaves out:
+the families (`vision_resized.py`, `vision_tiled.py`).
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from mmdp.refusals import DataError, Reason
+from mmdp.refusals import DataError, Reason, shorten
+
+FILTERS = ("bilinear", "bicubic", "lanczos")
+"""By Pillow's names for them, in small letters; all are antialiased."""
 
 
 class Named(Protocol):
@@ -31,6 +35,16 @@ def check_options(family: Named, **bounds: int) -> None:
     for name, bound in bounds.items():
         if getattr(family, name) < bound:
             raise ValueError(f"{family.name}: {name} is {getattr(family, name)}: it must be at least {bound}")
+
+
+def check_filter(family: Named, filter: str) -> None:
+    """Refuses a filter that pixels can't be resized with.
+
+    Raises:
+        ValueError: the message lists what exists.
+    """
+    if filter not in FILTERS:
+        raise ValueError(f"{family.name}: filter is {shorten(filter)}: the filters are {', '.join(FILTERS)}")
 
 
 def check_size(width: int, height: int, num_images: int) -> None:

@@ -11,7 +11,9 @@ Leaves out: decoding (`images.py`), layouts (`vision.py`), tokens and masks (`ad
 | LLaVA-OneVision | (N, most tiles, 3, S, S), the base tile first | `image_sizes` (N, 2), `batch_num_images` |
 | Gemma 3 | (N, 3, S, S) | |
 
-Pixels stay uint8 until they have their last shape; then all of them are normalised at once, in float32.
+Pixels stay uint8 until they have their last shape; then all of them are normalised at once, in float32. All sizes are
+made while decoding, by Pillow, but for the whole image of SmolVLM and Idefics3: that is the picture, which is here,
+squeezed once more.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from torch.nn.functional import pad
 from mmdp.families import MROPE
 from mmdp.records import ImageBuffer
 from mmdp.refusals import shorten
-from mmdp.resampling import resize
-from mmdp.vision_tiled import LlavaOnevision
+from mmdp.resampling import resize, weights
+from mmdp.vision_tiled import GREY, LlavaOnevision
 
 _CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -44,7 +46,13 @@ NORMAL: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 def vision_inputs(
-    images: ImageBuffer, config: Any, *, num_rows: int, dtype: torch.dtype, normal: Any = None
+    images: ImageBuffer,
+    config: Any,
+    *,
+    num_rows: int,
+    dtype: torch.dtype,
+    normal: Any = None,
+    filter: str | None = None,
 ) -> dict[str, torch.Tensor]:
     """The keyword arguments for the images of a batch; none where it has no image.
 
@@ -54,6 +62,7 @@ def vision_inputs(
         num_rows: B as the model sees it: 1 for a flattened batch.
         dtype: of the pixels handed to the model.
         normal: mean and deviation of each channel, instead of the family's.
+        filter: what images that are resized here are resized with, instead of the family's: `vision_checks.FILTERS`.
 
     Raises:
         ValueError: images for LLaVA-OneVision that do not know their original size.
@@ -66,9 +75,9 @@ def vision_inputs(
         return _qwen(images, config.vision_config, normal, dtype)
     if family in ("smolvlm", "idefics3"):
         rows = images.rows.numpy() if num_rows > 1 else np.zeros(len(images), dtype=np.int64)
-        return _tiles(images, config.vision_config.image_size, rows, num_rows, normal, dtype)
+        return _tiles(images, config.vision_config.image_size, rows, num_rows, normal, dtype, filter or "lanczos")
     if family == "llava_onevision":
-        return _llava(images, llava_rules(config), normal, dtype)
+        return _llava(images, config.vision_config.image_size, normal, dtype, filter or "bicubic")
     side = config.vision_config.image_size
     return {"pixel_values": _normalised(images.pixels.view(-1, 3, side, side), normal, dtype)}
 
@@ -162,13 +171,13 @@ def _qwen(images: ImageBuffer, vision: Any, normal: Any, dtype: torch.dtype) -> 
 
 
 def _tiles(
-    images: ImageBuffer, side: int, rows: np.ndarray, num_rows: int, normal: Any, dtype: torch.dtype
+    images: ImageBuffer, side: int, rows: np.ndarray, num_rows: int, normal: Any, dtype: torch.dtype, filter: str
 ) -> dict[str, torch.Tensor]:
     """Each image as its tiles and, where they are several, the whole of it squeezed to one more."""
     stacks = []
     for image in images:
         tiles = _cut(image, side)
-        whole = resize(image, side, side, filter="lanczos")[None]
+        whole = resize(image, side, side, filter=filter)[None]
         stacks.append(torch.cat([tiles, whole]) if len(tiles) > 1 else tiles)
     row_of = np.repeat(rows, [len(stack) for stack in stacks])
     counts = np.bincount(row_of, minlength=num_rows)
@@ -183,41 +192,45 @@ def _tiles(
     return {"pixel_values": pixels, "pixel_attention_mask": real}
 
 
-def _llava(images: ImageBuffer, rules: LlavaOnevision, normal: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """An only image as a squeezed base tile and the tiles of its canvas; of several images each on one tile."""
-    counts, grey = images_of_segment(images), [int(value * 255) for value in normal[0]]
+def _llava(images: ImageBuffer, side: int, normal: Any, dtype: torch.dtype, filter: str) -> dict[str, torch.Tensor]:
+    """The tiles of each image: of an only image the base tile and its canvas; of several images each is one."""
+    counts, originals = images_of_segment(images), _originals(images)
+    grey = tuple(int(value * 255) for value in normal[0])
     stacks = []
-    for image, count in zip(images, counts, strict=True):
-        if count == 1:
-            canvas = _cut(_centred(image, rules.tile, [0, 0, 0]), rules.tile)
-            stacks.append(torch.cat([resize(image, rules.tile, rules.tile, filter="bicubic")[None], canvas]))
-        else:
-            stacks.append(_centred(image, rules.tile, grey)[None])
+    for image, count, (height, width) in zip(images, counts, originals, strict=True):
+        if count > 1 and grey != GREY:
+            image = _repainted(image, int(height), int(width), grey, filter)
+        stacks.append(image.view(3, -1, side, side).transpose(0, 1))
     lengths = [len(stack) for stack in stacks]
     tiles = torch.split(_normalised(torch.cat(stacks), normal, dtype), lengths)
     starts = np.r_[True, (np.diff(images.rows.numpy()) != 0) | (np.diff(_segments(images)) != 0)]
     return {
         "pixel_values": torch.stack([pad(one, (0,) * 7 + (max(lengths) - len(one),)) for one in tiles]),
         # These two stay on the host: the model reads them number by number.
-        "image_sizes": torch.from_numpy(_originals(images)),
+        "image_sizes": torch.from_numpy(originals),
         "batch_num_images": torch.from_numpy(counts[starts]),
     }
+
+
+def _repainted(image: torch.Tensor, height: int, width: int, grey: tuple[int, ...], filter: str) -> torch.Tensor:
+    """An image that was padded with `GREY` to a square, before it was resized, as if it had been padded with this grey.
+
+    Resizing is linear, so each pixel moves by the share of the padding in it; within rounding, and the clamp at 0, 255.
+    """
+    longest, side = max(height, width), image.shape[1]
+    short = min(height, width)
+    padding = np.ones(longest, dtype=np.float32)
+    padding[(longest - short) // 2 :][:short] = 0
+    share = torch.from_numpy(weights(longest, side, filter) @ padding).to(image.device)
+    change = torch.tensor(grey, device=image.device) - torch.tensor(GREY, device=image.device)
+    moved = change[:, None, None] * (share[:, None] if width > height else share[None, :])
+    return (image + moved).round().clamp(0, 255).to(torch.uint8)
 
 
 def _cut(image: torch.Tensor, side: int) -> torch.Tensor:
     """(tiles, 3, S, S), line by line, of an image of whole tiles."""
     lines, columns = image.shape[1] // side, image.shape[2] // side
     return image.view(3, lines, side, columns, side).permute(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
-
-
-def _centred(image: torch.Tensor, side: int, colour: list[int]) -> torch.Tensor:
-    """The image in the middle of a canvas of whole tiles."""
-    height, width = image.shape[1:]
-    tall, wide = -(-height // side) * side, -(-width // side) * side
-    top, left = (tall - height) // 2, (wide - width) // 2
-    canvas = torch.tensor(colour, dtype=torch.uint8, device=image.device)[:, None, None].repeat(1, tall, wide)
-    canvas[:, top : top + height, left : left + width] = image
-    return canvas
 
 
 def _normalised(pixels: torch.Tensor, normal: Any, dtype: torch.dtype) -> torch.Tensor:

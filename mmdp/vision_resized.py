@@ -11,8 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from PIL import Image
+
 from mmdp.records import ImageLayout
-from mmdp.vision_checks import check_options, check_size, refused_aspect
+from mmdp.vision_checks import check_filter, check_options, check_size, refused_aspect
+from mmdp.vision_pictures import resized
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,12 @@ class Square:
     before: str = ""
     after: str = ""
     draft: bool = False
-    options: tuple[str, ...] = ("side", "tokens")
+    filter: str = "bicubic"
+    options: tuple[str, ...] = ("side", "tokens", "filter")
 
     def __post_init__(self) -> None:
         check_options(self, tokens=1, side=1)
+        check_filter(self, self.filter)
         if not self.image_token:
             raise ValueError(f"{self.name}: image_token is empty: name the token that stands for an image")
 
@@ -58,6 +63,10 @@ class Square:
         """Image tokens between the marks."""
         return self.start + self.image_token * (layout.tokens - len(self.marks) + 1) + self.end
 
+    def fit(self, picture: Image.Image, layout: ImageLayout) -> Image.Image:
+        """The picture squeezed to the square."""
+        return resized(picture, layout.width, layout.height, self.filter)
+
 
 @dataclass(frozen=True, slots=True)
 class QwenVL:
@@ -67,7 +76,8 @@ class QwenVL:
     patch: int  # pixels
     min_pixels: int
     max_pixels: int
-    options: ClassVar[tuple[str, ...]] = ("min_pixels", "max_pixels")
+    filter: str = "bicubic"
+    options: ClassVar[tuple[str, ...]] = ("min_pixels", "max_pixels", "filter")
     image_token: ClassVar[str] = "<|image_pad|>"  # noqa: S105  (not a password)
     marks: ClassVar[tuple[str, ...]] = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
     placeholder: ClassVar[str] = "".join(marks)
@@ -77,6 +87,7 @@ class QwenVL:
 
     def __post_init__(self) -> None:
         check_options(self, min_pixels=1, max_pixels=self.min_pixels)
+        check_filter(self, self.filter)
 
     def layout(self, width: int, height: int, num_images: int = 1) -> ImageLayout:
         """Rounds both sides to cells, then scales until the pixels lie within the limits."""
@@ -98,3 +109,7 @@ class QwenVL:
         """Image tokens between the marks."""
         start, image, end = self.marks
         return start + image * (layout.tokens - 2) + end
+
+    def fit(self, picture: Image.Image, layout: ImageLayout) -> Image.Image:
+        """The picture resized, once."""
+        return resized(picture, layout.width, layout.height, self.filter)

@@ -6,14 +6,23 @@ Leaves out: families that see one picture (`vision_resized.py`), and which optio
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from PIL import Image
+
 from mmdp.records import ImageLayout
-from mmdp.vision_checks import check_options, check_size, refused_aspect
+from mmdp.vision_checks import check_filter, check_options, check_size, refused_aspect
+from mmdp.vision_pictures import resized
+
+GREY = (122, 116, 104)
+"""What LLaVA-OneVision pads one of several images with: the mean of CLIP's pixels, cut to whole levels."""
 
 _LARGEST_EDGE = 4096  # pixels; Idefics3 and SmolVLM cap whatever `longest_edge` asks for
+_BAND = 2**22  # pixels that a padded image is resized at a time
+_LARGEST_SQUARE = 65_536  # pixels a side; the released processor of LLaVA-OneVision would need 12 GiB for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +39,8 @@ class Idefics3:
     image_seq_len: int  # tokens a tile
     split: int = 1  # 0 is `do_image_splitting=False`: one tile for the whole image
     newline_pair: int = 1
-    options: ClassVar[tuple[str, ...]] = ("longest_edge", "tile", "image_seq_len", "split", "newline_pair")
+    filter: str = "lanczos"
+    options: ClassVar[tuple[str, ...]] = ("longest_edge", "tile", "image_seq_len", "split", "newline_pair", "filter")
     image_token: ClassVar[str] = "<image>"  # noqa: S105  (not a password)
     placeholder: ClassVar[str] = "<image>"
     before: ClassVar[str] = ""
@@ -39,6 +49,7 @@ class Idefics3:
 
     def __post_init__(self) -> None:
         check_options(self, longest_edge=1, tile=1, image_seq_len=1, split=0, newline_pair=1)
+        check_filter(self, self.filter)
         if self.split > 1 or self.newline_pair > 2:
             found = f"{self.split} and {self.newline_pair}"
             raise ValueError(f"{self.name}: split is 0 or 1 and newline_pair 1 or 2, not {found}")
@@ -61,8 +72,8 @@ class Idefics3:
             tiles += rows * columns
         return ImageLayout(tokens, tiles, rows * self.tile, columns * self.tile)
 
-    def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of tiles. The image is scaled twice: to `longest_edge`, then up to whole tiles."""
+    def _first(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height of the image once it is scaled to `longest_edge`."""
         wide, tall = _scaled(width, height, self.longest_edge)
         if width >= height:
             tall += tall % 2
@@ -71,6 +82,11 @@ class Idefics3:
         wide, tall = max(1, wide), max(1, tall)
         if max(wide, tall) > _LARGEST_EDGE:
             wide, tall = (max(1, side) for side in _scaled(wide, tall, _LARGEST_EDGE))
+        return wide, tall
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of tiles. The image is scaled twice: to `longest_edge`, then up to whole tiles."""
+        wide, tall = self._first(width, height)
         wide, tall = _scaled(wide, tall, math.ceil(max(wide, tall) / self.tile) * self.tile)
         if min(wide, tall) < 1:  # the released processors fail here too, for some values of `longest_edge` only
             raise refused_aspect(self.name, width, height, "would scale one side to 0 pixels")
@@ -87,14 +103,20 @@ class Idefics3:
             lines = "\n".join("".join(tile.format(row + 1, column + 1) for column in columns) for row in rows) + "\n\n"
         return f"{lines}{fake}{whole}{image}{fake}"
 
+    def fit(self, picture: Image.Image, layout: ImageLayout) -> Image.Image:
+        """The picture resized twice, as the released processors do it; its tiles are cut, and seen whole, later."""
+        once = resized(picture, *self._first(*picture.size), self.filter)
+        return resized(once, layout.width, layout.height, self.filter)
+
 
 @dataclass(frozen=True, slots=True)
 class LlavaOnevision:
     """A sample's only image lies in the middle of a canvas of tiles; of several images each is one tile.
 
-    Height and width are those of the undistorted picture; rounded up to whole tiles they are the canvas. The base tile
-    is the whole image squeezed to a square. Features that see only padding are dropped, and what exceeds `anyres_max`
-    tiles is scaled down: the model computes that from the ORIGINAL width and height, its `image_sizes`.
+    Height and width are those of all its tiles, one below the other: the base tile, the whole image squeezed to a
+    square, and then those of the canvas, line by line. Base tile and canvas are both made of the original, so neither
+    can be had from the other. Features that see only padding are dropped, and what exceeds `anyres_max` tiles is scaled
+    down: the model computes that from the ORIGINAL width and height, its `image_sizes`.
     """
 
     name: str
@@ -102,7 +124,8 @@ class LlavaOnevision:
     anyres_max: int  # tiles; `vision_aspect_ratio="anyres_max_9"`
     tile: int = 384  # pixels; with patch that of SigLIP so400m-patch14-384, the released vision tower
     patch: int = 14  # pixels
-    options: ClassVar[tuple[str, ...]] = ("grid", "anyres_max", "tile", "patch")
+    filter: str = "bicubic"
+    options: ClassVar[tuple[str, ...]] = ("grid", "anyres_max", "tile", "patch", "filter")
     image_token: ClassVar[str] = "<image>"  # noqa: S105  (not a password)
     placeholder: ClassVar[str] = "<image>"
     marks: ClassVar[tuple[str, ...]] = ("<image>",)
@@ -112,6 +135,7 @@ class LlavaOnevision:
 
     def __post_init__(self) -> None:
         check_options(self, grid=1, anyres_max=1, patch=1, tile=self.patch)
+        check_filter(self, self.filter)
 
     @property
     def side(self) -> int:
@@ -119,18 +143,17 @@ class LlavaOnevision:
         return self.tile // self.patch
 
     def layout(self, width: int, height: int, num_images: int = 1) -> ImageLayout:
-        """The canvas, and the features of it that see the picture."""
+        """The tiles, and the features of the canvas that see the picture."""
         check_size(width, height, num_images)
-        rows, columns = self._canvas(width, height) if num_images == 1 else (1, 1)
-        tall, wide = rows * self.tile, columns * self.tile
-        if wide / width < tall / height:
-            tall = min(math.ceil(height * (wide / width)), tall)
-        else:
-            wide = min(math.ceil(width * (tall / height)), wide)
         if num_images > 1:
-            return ImageLayout(self.side**2 + 1, 1, tall, wide, height, width)  # the tile and one newline
+            if max(width, height) > _LARGEST_SQUARE:
+                limit = f"pads one of several images to a square, of {_LARGEST_SQUARE} pixels a side at most"
+                raise refused_aspect(self.name, width, height, limit)
+            return ImageLayout(self.side**2 + 1, 1, self.tile, self.tile, height, width)  # the tile and one newline
+        rows, columns = self._canvas(width, height)
         lines, features = self._features(width, height, rows * self.side, columns * self.side)
-        return ImageLayout(self.side**2 + lines * (features + 1), 1 + rows * columns, tall, wide, height, width)
+        tokens, tiles = self.side**2 + lines * (features + 1), 1 + rows * columns
+        return ImageLayout(tokens, tiles, tiles * self.tile, self.tile, height, width)
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of the canvas that keeps most of the image, and of those the one that wastes least."""
@@ -158,6 +181,41 @@ class LlavaOnevision:
     def text(self, layout: ImageLayout) -> str:
         """Image tokens alone; the model makes the newlines itself."""
         return self.image_token * layout.tokens
+
+    def fit(self, picture: Image.Image, layout: ImageLayout) -> Image.Image:
+        """All tiles, one below the other; the canvas is black where the picture leaves it free."""
+        if layout.vision == 1:
+            return self._padded(picture)
+        rows, columns = self._canvas(*picture.size)
+        inner = resized(picture, *self._inner(*picture.size, rows, columns), self.filter)
+        canvas = Image.new(picture.mode, (columns * self.tile, rows * self.tile))
+        canvas.paste(inner, ((canvas.width - inner.width) // 2, (canvas.height - inner.height) // 2))
+        tiles = Image.new(picture.mode, (layout.width, layout.height))
+        tiles.paste(resized(picture, self.tile, self.tile, self.filter))
+        for number, (row, column) in enumerate(itertools.product(range(rows), range(columns)), start=1):
+            left, top = column * self.tile, row * self.tile
+            tiles.paste(canvas.crop((left, top, left + self.tile, top + self.tile)), (0, number * self.tile))
+        return tiles
+
+    def _inner(self, width: int, height: int, rows: int, columns: int) -> tuple[int, int]:
+        """Width and height of the undistorted picture on its canvas."""
+        tall, wide = rows * self.tile, columns * self.tile
+        if wide / width < tall / height:
+            return wide, min(math.ceil(height * (wide / width)), tall)
+        return min(math.ceil(width * (tall / height)), wide), tall
+
+    def _padded(self, picture: Image.Image) -> Image.Image:
+        """The picture in the middle of a grey square, resized to a tile; the square is never held as a whole."""
+        side, (width, height) = max(picture.size), picture.size
+        wide = Image.new("RGB", (self.tile, side), GREY)  # resized across, not yet down
+        left, top = (side - width) // 2, (side - height) // 2
+        lines = max(1, _BAND // side)
+        for start in range(0, height, lines):
+            part = picture.crop((0, start, width, min(height, start + lines)))
+            band = Image.new("RGB", (side, part.height), GREY)
+            band.paste(part, (left, 0))
+            wide.paste(resized(band, self.tile, part.height, self.filter), (0, top + start))
+        return resized(wide, self.tile, self.tile, self.filter)
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:

@@ -5,7 +5,6 @@ are asked, which need no pixels; on 23 of them they really run.
 """
 
 import itertools
-import math
 import pickle
 import random
 import re
@@ -241,8 +240,8 @@ def test_text_vision_and_size_are_those_of_the_released_code_on_every_size(spec)
         assert layout is not None
         assert text == family.before + family.text(layout) + family.after
         assert vision == layout.vision
-        if family.name == "llava_onevision":  # the canvas is the picture rounded up to whole tiles
-            assert size == (math.ceil(layout.height / 384) * 384, math.ceil(layout.width / 384) * 384)
+        if family.name == "llava_onevision":  # all tiles in a column, those of the canvas and the base tile
+            assert (layout.height, layout.width) == (size[0] * size[1] // 384 + 384, 384)
         else:
             assert size == (layout.height, layout.width)
     assert len(SIZES) - refused >= 100
@@ -279,8 +278,9 @@ def test_a_run_of_the_released_processor_gives_the_predicted_text_tokens_and_pix
             assert pixels.shape == (layout.vision, 3, layout.height, layout.width)
         elif family.name == "llava_onevision":
             assert pixels.shape == (1, layout.vision, 3, 384, 384)
-            assert watch.resized == (layout.height, layout.width)
-            assert watch.canvas == (math.ceil(layout.height / 384) * 384, math.ceil(layout.width / 384) * 384)
+            rows, columns = (side // 384 for side in watch.canvas)
+            assert (layout.height, layout.width) == ((rows * columns + 1) * 384, 384)
+            assert watch.resized[::-1] == family._inner(width, height, rows, columns)
         else:
             assert pixels.shape == (1, layout.vision, 3, family.tile, family.tile)
             if family.split:
@@ -425,7 +425,7 @@ def test_the_aspect_error_carries_numbers_limit_and_remedy():
         ("fixed:0", "tokens is 0: it must be at least 1"),
         ("fixed:64:side=0", "side is 0"),
         ("fixed:64:image_token=", "image_token is empty"),
-        ("fixed:64:tokens=3", "'tokens' is unknown or given twice: the options are side, image_token"),
+        ("fixed:64:tokens=3", "'tokens' is unknown or given twice: the options are side, image_token, filter"),
         ("qwen3_vl:max_pixel=3", "'max_pixel' is unknown or given twice: the options are min_pixels, max_pixels"),
         ("qwen3_vl:max_pixels=1e6", "max_pixels is '1e6': it must be a whole number"),
         ("qwen3_vl:max_pixels", "max_pixels is '': it must be a whole number"),
@@ -437,6 +437,10 @@ def test_the_aspect_error_carries_numbers_limit_and_remedy():
         ("smolvlm:newline_pair=3", "newline_pair 1 or 2"),
         ("llava_onevision:grid=0", "grid is 0"),
         ("gemma3:side=-1", "side is -1"),
+        ("fixed:64:filter=box", "fixed: filter is 'box': the filters are bilinear, bicubic, lanczos"),
+        ("qwen3_vl:filter=", "qwen3_vl: filter is ''"),
+        ("smolvlm:filter=LANCZOS", "smolvlm: filter is 'LANCZOS'"),
+        ("llava_onevision:filter=nearest", "llava_onevision: filter is 'nearest'"),
     ],
 )
 def test_a_wrong_spec_is_refused_with_what_exists(spec, message):
@@ -517,12 +521,11 @@ def test_idefics3_depends_on_the_shape_alone_and_a_square_costs_most(width, heig
 
 
 @given(width=sides, height=sides)
-def test_llava_onevision_is_bounded_and_its_canvas_follows_from_the_picture(width, height):
+def test_llava_onevision_is_bounded_and_its_tiles_stand_in_a_column(width, height):
     family = vision_family("llava_onevision")
     layout = family.layout(width, height)
-    assert layout.vision == 1 + math.ceil(layout.height / 384) * math.ceil(layout.width / 384)
-    assert layout.height % 384 == 0 or layout.width % 384 == 0
+    assert (layout.height, layout.width) == (layout.vision * 384, 384)
     most_lines = 27 * 6
     assert 27**2 < layout.tokens <= 27**2 + 1.1**2 * 9 * 27**2 + most_lines
     several = family.layout(width, height, num_images=2)
-    assert (several.tokens, several.vision, max(several.height, several.width)) == (27**2 + 1, 1, 384)
+    assert (several.tokens, several.vision, several.height, several.width) == (27**2 + 1, 1, 384, 384)
