@@ -3,24 +3,28 @@
 NET-01 to NET-07 run against the server that misbehaves by script, as an S3 store and as a web server (`web_store.py`).
 """
 
+import asyncio
+import contextlib
 import itertools
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 
 import pytest
 from odd_names import ODD_NAMES
-from servers import KEY, SECRET, Shelf, environment, localbucket, moto, rclone  # noqa: F401 -- fixtures
+from servers import KEY, SECRET, Shelf, environment, localbucket, moto, rclone, rclone_at  # noqa: F401 -- fixtures
 
-from mmdp import store
+from mmdp import object_store, store
 from mmdp.config import Config
 from mmdp.records import ImageRef
 from mmdp.refusals import DataError, Reason
-from mmdp.remote import Access, FetchError
+from mmdp.remote import Access, FetchError, TransientError
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -182,6 +186,35 @@ def test_wrong_credentials_stop_the_run(rclone, monkeypatch):  # noqa: F811
     assert "wrong" not in str(error)
 
 
+def test_a_store_that_is_down_for_some_seconds_is_waited_for(tmp_path, monkeypatch):
+    """A real server, killed and started again at its address: with the defaults, no error and all bytes, and a word."""
+    files = {f"{number}.png": LONG[: 1000 + number] for number in range(8)}
+    with rclone_at(tmp_path) as running:
+        running.fill("steady", files)
+    for name, value in environment(running.endpoint).items():
+        monkeypatch.setenv(name, value)
+    use("s3://steady")
+    down = 5.0
+    is_read = threading.Event()
+
+    def start_again():
+        time.sleep(down)
+        with rclone_at(tmp_path, int(running.endpoint.rpartition(":")[2])):
+            is_read.wait(60)
+
+    starter = threading.Thread(target=start_again)
+    started = time.monotonic()
+    starter.start()
+    try:
+        with pytest.warns(RuntimeWarning, match="s3://steady fails .Connection refused.; it is tried again"):
+            found = store.read_many([ImageRef(name, "s3://steady") for name in files])
+    finally:
+        is_read.set()
+        starter.join()
+    assert list(files.values()) == found
+    assert down < time.monotonic() - started < down + 30
+
+
 # What is asked
 
 
@@ -240,12 +273,62 @@ def test_the_other_clouds_are_asked_by_their_own_rules(monkeypatch, root, path, 
         assert (path, "bytes=0-4095") == shelf.asked[0]
 
 
-def test_no_credentials_are_said_plainly():
-    """Whoever forgot them is told what to set, whatever the machine's own services answer."""
+@pytest.mark.parametrize("profile", ["", "training"])
+def test_no_credentials_are_said_plainly(monkeypatch, profile):
+    """Whoever forgot them is told what to set, and where, whatever the machine's own services answer."""
+    if profile:
+        monkeypatch.setenv("AWS_PROFILE", profile)
     use("s3://b", connect_seconds=1, fetch_retries=0)
     error = failure("x.png", root="s3://b")
     assert "AWS_ACCESS_KEY_ID" in str(error)
     assert "AWS_SKIP_SIGNATURE" in str(error)
+    assert "in the environment of this process (on a Ray cluster: of the node)" in str(error)
+    assert bool(profile) == ("aws configure export-credentials --profile 'training' --format env" in str(error))
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_a_role_that_can_t_be_had_ends_a_run_only_where_there_was_none(monkeypatch, has_answered):
+    """A machine without one is told so after a moment; one that had one, and is refused for once, tries on."""
+    asked = []
+
+    async def no_role(*wanted):
+        asked.append(wanted)
+        raise object_store._NoRoleError("no credentials")
+
+    client = object_store.ObjectStore("s3://b", Access.of(Config(connect_seconds=9.5), "s3://b"))
+    monkeypatch.setattr(client, "_open", no_role)
+    monkeypatch.setattr(object_store, "_ROLE_WAIT", 0.01)
+    client._has_answered = has_answered
+    with pytest.raises(TransientError if has_answered else FetchError, match="no credentials"):
+        asyncio.run(client.open("k", None))
+    assert 3 == len(asked)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words"), [("https", "no trusted TLS connection"), ("http", "speaks no HTTP: see the address")]
+)
+def test_what_is_no_store_at_all_is_asked_once(monkeypatch, scheme, words):
+    """A wrong scheme or a wrong port, which no try would mend."""
+    calls = []
+
+    def greet(listener):
+        while True:
+            with contextlib.suppress(OSError):
+                connection, _ = listener.accept()
+                calls.append(connection.recv(2000))
+                connection.sendall(b"220 mail ready\r\n\r\n")
+                connection.close()
+            if listener.fileno() < 0:
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=greet, args=(listener,), daemon=True).start()
+        for name, value in environment(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}").items():
+            monkeypatch.setenv(name, value)
+        use("s3://b")
+        assert words in str(failure("x.png", root="s3://b"))
+        assert 1 == len(calls)
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_server_that_is_not_there_is_named_with_the_cause(monkeypatch):
@@ -342,7 +425,7 @@ def test_tries_are_bounded_and_spread(scene):
 @pytest.mark.parametrize("acts", ["cut_body_then_ok", "cut_body_for_ever"])
 def test_half_a_body_is_never_taken_for_a_whole(scene, flaky, acts):
     """NET-02: all bytes or an error. (A client that asks for the rest gets the whole out of pieces.)"""
-    outcome, _, requests = scene(acts)
+    outcome, _, requests = scene(acts, fetch_retries=3)
     assert len(requests) > 1
     if acts == "cut_body_then_ok":
         assert flaky.BODY == outcome

@@ -178,12 +178,65 @@ def test_the_settings_travel_with_the_source(point_at, monkeypatch, tmp_path):
         assert b"an image" == store.read(image)
 
 
-@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL", "AWS_ENDPOINT_URL"])
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
 def test_the_endpoint_is_taken_from_the_environment(name):
     """By any of its usual names, and from nowhere else."""
     assert "http://host:9000" == Access.of(Config(), "s3://b", {name: "http://host:9000/"}).endpoint
     assert "" == Access.of(Config(), "gs://b", {name: "http://host:9000"}).endpoint
     assert "" == Access.of(Config(), "s3://b", {}).endpoint
+
+
+@pytest.mark.parametrize(
+    ("name", "root"),
+    [
+        *((name, "s3://b") for name in ("AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")),
+        ("GOOGLE_BASE_URL", "gs://b"),
+        ("AZURE_ENDPOINT", "az://b"),
+        ("AZURE_STORAGE_ENDPOINT", "az://b"),
+    ],
+)
+def test_an_endpoint_that_is_no_address_is_refused_by_name(monkeypatch, name, root):
+    """When the data is opened, before anything is fetched: which variable, what it holds, and how an address looks."""
+    for value in ("127.0.0.1:5777", "minio", "//host:9000", "s3://host", "http://", "http://host:port", "http://a b"):
+        with pytest.raises(ValueError, match=rf"{name} holds '{value.rstrip('/')}'.*http://HOST:PORT, or https://"):
+            Access.of(Config(), root, {name: value})
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=name):
+            mmdp.open_source(f"{root}/rows.jsonl")
+    for value in ("http://127.0.0.1:5777", "https://[::1]:9000", "https://host/path"):
+        assert value == Access.of(Config(), root, {name: value}).endpoint
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+def test_a_store_is_reached_by_each_name_of_its_endpoint(point_at, monkeypatch, tmp_path, name):
+    """Plain http too, which the client by itself refuses."""
+    with Shelf({"b/rows.jsonl": lines("A fox.")}) as shelf:
+        point_at(shelf.endpoint)
+        monkeypatch.delenv("S3_ENDPOINT_URL")
+        monkeypatch.setenv(name, shelf.endpoint)
+        assert 1 == len(mmdp.open_source("s3://b/rows.jsonl", config=Config(cache_dir=tmp_path)))
+
+
+def test_a_slash_behind_the_file_changes_nothing(point_at, tmp_path):
+    """Rows are named by their file, and images lie beside it, however a shell has completed the address."""
+    from mmdp import store
+
+    files = {"b/v1/rows.jsonl": lines("A fox."), "b/v1/a.png": b"an image"}
+    with Shelf(files | {f"{path}/": data for path, data in files.items()}) as shelf:
+        point_at(shelf.endpoint)
+        roots = {"s3://b/v1": (), f"{shelf.endpoint}/b/v1": (shelf.place,)}
+        for root, hosts in roots.items():
+            for end in ("", "/", "//"):
+                config = Config(cache_dir=tmp_path, http_hosts=hosts)
+                sample = mmdp.open_source(f"{root}/rows.jsonl{end}", config=config)[0]
+                assert "rows.jsonl:1" == sample.source
+                assert root == sample.images[0].root
+                assert b"an image" == store.read(sample.images[0])
+    (tmp_path / "rows.jsonl").write_bytes(lines("A fox."))
+    assert "rows.jsonl:1" == mmdp.open_source(f"{tmp_path}/rows.jsonl/")[0].source
+    for bucket in ("s3://", "s3://b", "s3://b/"):
+        with pytest.raises(ValueError, match=r"no data set that can be read|no bucket"):
+            mmdp.open_source(bucket)
 
 
 def test_the_file_appears_whole_or_not_at_all(point_at, tmp_path, monkeypatch):

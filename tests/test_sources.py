@@ -129,6 +129,7 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
         ("train.json", ["python -c", "one JSON value"]),
         ("train.jsonl.gz", ["gunzip"]),
         ("train.jsonl.zst", ["unzstd"]),
+        ("shard-000.tar", ["shard", "unpack it beside a .jsonl", "StreamLoader", "docs/own_data.md"]),
         ("train.ndjson", ["rename"]),
         ("hf:", ["hf:NAME/CONFIG"]),
         ("hf:name", ["hf:NAME/CONFIG"]),
