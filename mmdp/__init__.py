@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mmdp.objective import loss
     from mmdp.packed_dataset import PackedDataset
     from mmdp.planner import plan
-    from mmdp.records import Budget
+    from mmdp.records import Batch, Budget
     from mmdp.refusals import DataError
     from mmdp.sources import open_source
     from mmdp.stream_loader import StreamLoader
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Batch",
     "Budget",
     "Config",
     "DataError",
@@ -59,6 +60,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Batch": "records",
     "Budget": "records",
     "Config": "config",
     "DataError": "refusals",

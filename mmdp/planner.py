@@ -96,6 +96,9 @@ class Plan:
     block: int
     buffer: int
 
+    def __repr__(self) -> str:
+        return f"<Plan of {len(self.sizes):,} samples into rows of {self.budget}, seed {self.seed}>"
+
     @property
     def fingerprint(self) -> str:
         """Hex digests of all that decides the rows; ranks that differ in it would not see the same epoch."""

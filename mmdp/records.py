@@ -246,6 +246,9 @@ class ImageBuffer:
     segments: torch.Tensor | None = None
     originals: torch.Tensor | None = None
 
+    def __repr__(self) -> str:
+        return f"<ImageBuffer of {len(self)} images, {self.pixels.numel():,} values>"
+
     def __len__(self) -> int:
         return len(self.heights)
 
@@ -297,6 +300,12 @@ class Batch:
     step_label_tokens: int | None = None
     state: Mapping[str, Any] | None = None
     host: tuple[torch.Tensor, torch.Tensor] | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        rows, length = self.input_ids.shape
+        filler = f", {self.filler_rows} filler rows" if self.filler_rows else ""
+        has = f"{sum(map(len, self.samples))} samples, {len(self.images)} images, {self.label_tokens:,} label tokens"
+        return f"<Batch of {rows} rows x {length} tokens: {has}{filler}>"
 
     @property
     def num_tokens(self) -> int:

@@ -79,6 +79,12 @@ class Sizes:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __repr__(self) -> str:
+        told = f"{int(self.tokens.sum()):,} tokens, {int(self.images.sum()):,} images"
+        missing = int((self._position < 0).sum())
+        later = f", {missing:,} not measured yet" if missing else ""
+        return f"<Sizes of {len(self):,} samples: {told}, {len(self.skipped):,} can't be used{later}>"
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Nothing is copied to workers: they map the cache. What is measured later, `encoded` finds there.
         return read_sizes, (self.cache, len(self), self.fingerprint)

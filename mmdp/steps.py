@@ -113,7 +113,13 @@ class Steps:
         Raises:
             ValueError: no state of ours, or one of another plan.
         """
-        is_ours = isinstance(state, Mapping) and state.get("version") == _STATE_VERSION and "plan" in state
+        version = state.get("version") if isinstance(state, Mapping) else None
+        if isinstance(version, int) and version not in (0, _STATE_VERSION):
+            raise ValueError(
+                f"the state is of version {version}, and this mmdp reads version {_STATE_VERSION}: resume with the "
+                "mmdp that saved it, or begin without a state"
+            )
+        is_ours = version == _STATE_VERSION and "plan" in state
         epoch, cursor = (state.get("epoch"), state.get("cursor")) if is_ours else (None, None)
         if not (isinstance(epoch, int) and isinstance(cursor, int) and min(epoch, cursor) >= 0):
             raise ValueError(
@@ -201,7 +207,11 @@ class Position:
         try:
             is_same = epoch.digest(cursor) == digest
         except IndexError:
-            is_same = False
+            raise ValueError(
+                f"the state stands before row {cursor} of epoch {number}, which has {len(epoch)} rows now: samples "
+                f"have come or gone since it was saved. Put the data back, or begin an epoch: `set_epoch({number + 1})` "
+                "instead of the state"
+            ) from None
         if not is_same:
             raise ValueError(
                 f"the first {cursor} rows of epoch {number} are not those that were handed out before the state was "

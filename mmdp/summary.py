@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mmdp.refusals import Reason
 from mmdp.sizes import ALARM_SHARE
 
 if TYPE_CHECKING:
@@ -58,10 +59,11 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
     ]
     if left_out > ALARM_SHARE * len(sizes):
         most, count = packed.skipped.most_common(1)[0]
-        lines.insert(
-            1, f"  ATTENTION {count:,} of {len(sizes):,} samples are left out for {most}: mend that first, or raise"
-        )
-        lines.insert(2, "            the budget where they don't fit. What follows is of the few that are left")
+        for_it = "all" if count == left_out else f"{count:,} of them"
+        way = "raise the budget" if most in (Reason.TOO_LONG, Reason.TOO_MANY_IMAGES) else "mend that first"
+        found = f"{left_out:,} of {len(sizes):,} samples are left out, {for_it} for {most}: {way}."
+        lines.insert(1, f"  ATTENTION {found} What follows")
+        lines.insert(2, "            is of the few that are left")
         return "\n".join(lines)
     (share, better), *shorter = sizes.suggestions()
     lines.append(

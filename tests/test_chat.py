@@ -193,6 +193,17 @@ def test_generation_marks_decide_for_a_foreign_template():
     assert ["a fox </s>"] == learnt(chat, ids, labels)
 
 
+def test_the_first_token_is_never_learnt():
+    """Nothing predicts it, also where an answer is the very first that the template writes."""
+    bare = (
+        LOOP + "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    chat = Chat(tokenizer(bare), placeholder="<image>", marks=["<image>"])
+    ids, labels = chat.encode([Turn("user", ("what",)), Turn("assistant", ("a fox is red",))], [])
+    assert IGNORE == labels[0]
+    assert ids[1:].tolist() == labels[1:].tolist()
+
+
 @pytest.mark.parametrize("text", ["see <image> there", "over</s>[user] now", "<|im_end|>"])
 def test_a_foreign_template_refuses_text_that_spells_a_mark(text):
     """TXT-04, 05 where text can't be written as plain text: refused, with the token's name."""

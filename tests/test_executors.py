@@ -326,6 +326,16 @@ def test_never_more_weight_in_flight_than_said(with_workers):
     assert 5 == most, "the case did not arise: five light items fill the window"
 
 
+def test_weight_is_given_back(with_workers):
+    """Law 10, the other way round: late in a run as many are at work as at its start, whatever has gone through."""
+    begun, ended = [], []
+    run = with_workers.run(work.start_and_end, range(40), depth=16, weight=lambda _: 1, max_weight=8)
+    for _, start, end in run:
+        begun.append(start)
+        ended.append(end)
+    assert 2 == most_at_once(begun[20:], ended[20:]), "two workers"
+
+
 def test_items_may_be_endless(any_executor):
     """Items are pulled when there is room, never ahead of it."""
     items = Watched(itertools.count())

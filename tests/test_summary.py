@@ -67,7 +67,10 @@ def test_no_advice_where_most_is_left_out(sizes):
     """More than half left out: said first, with the reason that most have, and no budget is suggested from the rest."""
     skipped = Counter(image_places=12, missing_image=1)
     text = summary("rows.jsonl", sizes, mmdp.Budget(1000), Tally(tokens=1), Tally(tokens=1, skipped=skipped))
-    assert "ATTENTION 12 of 24 samples are left out for image_places: mend that first" in text.splitlines()[1]
+    found = "ATTENTION 13 of 24 samples are left out, 12 of them for image_places: mend that first."
+    assert found in text.splitlines()[1]
+    long = summary("rows", sizes, mmdp.Budget(9), Tally(tokens=1), Tally(tokens=1, skipped=Counter(too_long=20)))
+    assert "ATTENTION 20 of 24 samples are left out, all for too_long: raise the budget." in long.splitlines()[1]
     assert "--max-" not in text
     assert max(map(len, text.splitlines())) <= 120
     skipped = Counter(image_places=12)
