@@ -209,8 +209,8 @@ class Position:
         except IndexError:
             raise ValueError(
                 f"the state stands before row {cursor} of epoch {number}, which has {len(epoch)} rows now: samples "
-                f"have come or gone since it was saved. Put the data back, or begin an epoch: `set_epoch({number + 1})` "
-                "instead of the state"
+                "have come or gone since it was saved. Put the data back, or begin an epoch: "
+                f"`set_epoch({number + 1})` instead of the state"
             ) from None
         if not is_same:
             raise ValueError(

@@ -195,13 +195,10 @@ def test_generation_marks_decide_for_a_foreign_template():
 
 def test_the_first_token_is_never_learnt():
     """Nothing predicts it, also where an answer is the very first that the template writes."""
-    bare = (
-        LOOP + "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
-    )
-    chat = Chat(tokenizer(bare), placeholder="<image>", marks=["<image>"])
-    ids, labels = chat.encode([Turn("user", ("what",)), Turn("assistant", ("a fox is red",))], [])
+    chat = Chat(tokenizer(GENERATION.replace("[{{ m.role }}] ", "")), placeholder="<image>", marks=["<image>"])
+    ids, labels = chat.encode([Turn("assistant", ("a fox is red",)), Turn("user", ("what",))], [])
     assert IGNORE == labels[0]
-    assert ids[1:].tolist() == labels[1:].tolist()
+    assert ids[1:4].tolist() == labels[1:4].tolist()
 
 
 @pytest.mark.parametrize("text", ["see <image> there", "over</s>[user] now", "<|im_end|>"])

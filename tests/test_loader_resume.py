@@ -314,9 +314,7 @@ def test_a_state_loads_only_where_it_belongs(parts, tmp_path, name):
         with pytest.raises(ValueError, match="not a state of version 2 of this loader"):
             ROADS[name].batches(parts, BATCH_SIZE, state)
     for number in (1, 3):
-        with pytest.raises(
-            ValueError, match=f"the state is of version {number}, and this mmdp reads version 2: resume"
-        ):
+        with pytest.raises(ValueError, match=f"the state is of version {number}, and this mmdp reads"):
             ROADS[name].batches(parts, BATCH_SIZE, {**batch.state, "version": number})
     with pytest.raises(ValueError, match=r"stands before row 1000000 of epoch 0, which has \d+ rows now"):
         ROADS[name].batches(parts, BATCH_SIZE, {**batch.state, "cursor": 10**6})
