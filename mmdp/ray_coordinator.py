@@ -80,6 +80,8 @@ class Coordinator:
     The one that started it ends it: its `close` waits some seconds for ranks that are still reading. Keep it as long as
     any rank reads; with the program that made it, the coordinator ends as well.
 
+    Credentials of a store are those in the environment of each node, as `ray start` found it, and not of this program.
+
     Args:
         source: the samples.
         encoder: makes tokens and pixels of them.

@@ -217,6 +217,20 @@ def test_a_store_is_reached_by_each_name_of_its_endpoint(point_at, monkeypatch, 
         assert 1 == len(mmdp.open_source("s3://b/rows.jsonl", config=Config(cache_dir=tmp_path)))
 
 
+def test_the_settings_that_the_guide_shows_work(point_at, monkeypatch, tmp_path):
+    """docs/own_data.md: its code as it stands there; the knobs reach the store's client, with the source."""
+    text = (Path(__file__).resolve().parent.parent / "docs" / "own_data.md").read_text()
+    code = text.split("## An object store")[1].split("```python\n")[1].split("```")[0]
+    monkeypatch.setenv("MMDP_CACHE", str(tmp_path))
+    with Shelf({"my-bucket/train.jsonl": lines("A fox.")}) as shelf:
+        point_at(shelf.endpoint)
+        shown: dict[str, mmdp.sources.RemoteSource] = {}
+        exec(code, shown)
+        assert "A fox." == shown["source"][0].turns[1].text
+        access = shown["source"]._access
+    assert (120, 900, 60) == (access.fetch_retries, access.fetch_seconds, access.read_seconds)
+
+
 def test_a_slash_behind_the_file_changes_nothing(point_at, tmp_path):
     """Rows are named by their file, and images lie beside it, however a shell has completed the address."""
     from mmdp import store
