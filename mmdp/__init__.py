@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mmdp.sources import open_source
     from mmdp.stream_loader import StreamLoader
     from mmdp.trainer import packed_trainer
+    from mmdp.wait_meter import WaitMeter
 
 __version__ = "0.1.0"
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "RowBuilder",
     "Rows",
     "StreamLoader",
+    "WaitMeter",
     "adapt",
     "batch",
     "check_isolation",
@@ -70,6 +72,7 @@ _HOME = {
     "RowBuilder": "batching",
     "Rows": "batching",
     "StreamLoader": "stream_loader",
+    "WaitMeter": "wait_meter",
     "adapt": "adapters",
     "batch": "batching",
     "check_isolation": "isolation",

@@ -92,6 +92,15 @@ class WaitMeter:
             if isinstance(source, Generator):
                 source.close()
 
+    def __repr__(self) -> str:
+        ratio, behind = self.wait_ratio, max(0, self.steps - 1)
+        if ratio is None:
+            return f"<WaitMeter: {self.steps} steps, of which none behind the first>"
+        return (
+            f"<WaitMeter: waits {ratio:.1%} of the time over {behind} steps behind the first, which came after "
+            f"{self.seconds_to_first or 0:.2f} s>"
+        )
+
     @property
     def waits(self) -> array[float]:
         """Seconds of exposed wait before each step but the first."""

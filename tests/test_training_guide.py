@@ -1,0 +1,68 @@
+"""docs/training.md: its code as it stands there, block after block, and what it says of a batch."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import mmdp
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "training.md"
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # Trainer's own, on a machine without a device to pin memory for.
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
+]
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_code_runs_and_resumes(tmp_path, monkeypatch, capsys):
+    """All of it once; and the first block again, which goes on behind what it saved."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    first, *others = blocks()
+    seen = []
+    real = mmdp.loss
+
+    def spy(model, batch, **options):
+        seen.append(batch.samples)
+        return real(model, batch, **options)
+
+    monkeypatch.setattr(mmdp, "loss", spy)
+    shown = {}
+    exec(first, shown)
+    assert 5 == len(seen)
+    assert "waits " in capsys.readouterr().out
+    exec(first, {})
+    assert seen[4] == seen[5], "the fifth batch came after the last checkpoint"
+    monkeypatch.setattr(mmdp, "loss", real)
+    assert 3 == len(others), "another block? see that it is run"
+    for block in others:
+        exec(block, shown)
+    assert 0 < shown["loss"] < 20
+    assert 4 == shown["trainer"].state.global_step
+    assert not (tmp_path / "checkpoint.part").exists()
+
+
+def test_each_field_of_a_batch_is_told():
+    """By its name; `host` is what only the batch itself reads."""
+    told = set(re.findall(r"`(\w+)`", PAGE.read_text().split("## What is in a batch")[1].split("`help(")[0]))
+    fields = {field.name for field in dataclasses.fields(mmdp.Batch)} - {"host"}
+    assert fields <= told, fields - told
+    assert all(hasattr(mmdp.Batch, name) or name in fields for name in told - {"ImageBuffer"} - {"images", "mmdp"})
+
+
+def test_the_meter_says_what_it_found():
+    """In one line, from the second step on."""
+    times = iter(range(100))
+    meter = mmdp.WaitMeter(clock=lambda: float(next(times)))
+    assert "<WaitMeter: 0 steps, of which none behind the first>" == repr(meter)
+    for _ in meter.over([1, 2, 3]):
+        pass
+    assert re.fullmatch(r"<WaitMeter: waits \d+\.\d% of the time over 2 steps behind the first, .* s>", repr(meter))
