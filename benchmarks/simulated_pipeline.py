@@ -110,6 +110,7 @@ class Run:
         self._channel = Places(self._time, 1)
         self._window: deque[Costs] = deque()
         self._num_ordered = 0
+        self._full = ""
         self._next = self._costs(0)
         ends: list[float] = []
         over = Event()
@@ -142,6 +143,7 @@ class Run:
                     row = self._take_next()
                     self._window.append(row)
                     time.go(self._make_in_worker(row) if load.form == "threads" else self._make_in_actors(row))
+                self._full = "rows" if len(self._window) >= load.depth else "bytes"
                 if not self._window[0].done.happened:
                     yield self._window[0].done
                 self._window.popleft()
@@ -159,7 +161,9 @@ class Run:
         load = self._load
         if load.form == "inline":
             return {"rows": load.rows, "ahead": 0, "depth": 1, "workers": 0}
-        gauges = {"rows": load.rows, "ahead": len(self._window), "depth": load.depth, "workers": load.workers}
+        depth = load.depth if load.overlap else load.rows
+        gauges = {"rows": load.rows, "ahead": len(self._window), "depth": depth, "workers": load.workers}
+        gauges |= {"by_rows": int(self._full == "rows"), "by_bytes": int(self._full == "bytes")}
         return gauges | ({"fetches": load.fetches} if load.form == "actors" else {})
 
     def _may_order(self, wanted: int) -> bool:

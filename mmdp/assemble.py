@@ -141,6 +141,11 @@ class Assembler(Generic[Item]):
         """
         ahead: deque[Step[Item]] = deque()
         in_flight = 0
+        weights: deque[float] = deque()  # of rows in flight, and of the next one where it has no room
+
+        def weigh(item: Item) -> float:
+            weights.append(self._num_bytes(item))
+            return weights[-1]
 
         def items() -> Iterator[Item]:
             nonlocal in_flight
@@ -154,7 +159,7 @@ class Assembler(Generic[Item]):
             traced(self._build) if spans.is_on() else self._build,
             items(),
             depth=self._depth,
-            weight=self._num_bytes,
+            weight=weigh,
             max_weight=self._max_bytes,
             on_error=self._rescue,
         )
@@ -165,7 +170,14 @@ class Assembler(Generic[Item]):
             nonlocal in_flight
             with spans.span("gather", depth=self._depth, workers=self._executor.num_workers) as work:
                 built = list(islice(rows, self._batch_size))
+                for _ in range(min(len(built) - 1, len(weights))):
+                    weights.popleft()
                 in_flight -= len(built)
+                if built:  # the last of them has been waited for with all that has room beside it
+                    by_rows, by_bytes = in_flight + 1 >= self._depth, sum(weights) > self._max_bytes
+                    work.add(by_rows=int(by_rows), by_bytes=int(by_bytes), epoch=int(ahead[0].state.get("epoch", 0)))
+                    if weights:
+                        weights.popleft()
                 work.add(rows=len(built), samples=sum(len(row.samples) for row in built), ahead=in_flight)
             return built
 

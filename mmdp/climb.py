@@ -1,6 +1,7 @@
 """What a rung of the ladder is worth: one is run for some steps, measured, and explained.
 
-Adds: `run_rung`, from a rung to its `RungFigures`; `fastest_step`, what no loader can beat; `ladder_table`.
+Adds: `run_rung`, from a rung to its `RungFigures`; `forecast` and `prediction_misses`, what lower rungs said of it;
+`fastest_step`, what no loader can beat; `ladder_table`.
 Leaves out: the rungs (`ladder`), drawing them (`plots`).
 
 The processor time of the trainer is that of its whole process between the first step and the last: what feeding takes
@@ -45,7 +46,7 @@ class RungFigures:
         steps: that were trained.
         waits: seconds of exposed wait of each step but the first.
         trains: seconds of training of each step but the first.
-        wait_ratio: 0 to 1.
+        wait_ratio: 0 to 1, over the steps but the first.
         samples_per_second: over the steps but the first.
         ceiling: the same for a loader that costs nothing.
         seconds_to_first: from opening the rung to its first batch, the start of actors included.
@@ -101,7 +102,30 @@ class RungFigures:
             "bound": self.diagnosis.bound,
             "diagnosis": str(self.diagnosis),
             "predicted_samples_per_second": self.predicted,
+            "predicted_rung": self.diagnosis.rung or None,
         }
+
+
+def forecast(climbed: Sequence[RungFigures], name: str) -> tuple[str, float] | None:
+    """What was predicted of a rung: by the nearest one below whose next lever it is; None where none names it.
+
+    Args:
+        climbed: rungs below it, the lowest first.
+        name: of the rung.
+
+    Returns:
+        The name of the rung that has predicted, and samples/s.
+    """
+    for one in reversed(climbed):
+        if one.diagnosis.rung == name:
+            return one.rung.name, one.predicted
+    return None
+
+
+def prediction_misses(climbed: Sequence[RungFigures]) -> list[float]:
+    """How far each prediction is off, as a share of it, for the rungs of which there is one."""
+    found = ((one, forecast(climbed[:place], one.rung.name)) for place, one in enumerate(climbed))
+    return [abs(one.samples_per_second / said[1] - 1) for one, said in found if said is not None]
 
 
 def run_rung(
@@ -202,7 +226,7 @@ class _Run:
         began: tuple[float, float | None] = (0.0, None)
         handed = start
         with contextlib.closing(self._meter.over(opened.batches)) as batches:  # type: ignore[type-var]
-            for number in track(range(self._steps), self._rung.name):
+            for number in track(range(self._steps), self._rung.name, unit="steps"):
                 batch = next(batches)
                 self._tally.add(batch)
                 if number == 0:
@@ -251,8 +275,14 @@ class _Run:
             tally=self._tally,
             first=self._first,
             spans=recorded,
-            diagnosis=diagnose(recorded),
+            diagnosis=diagnose(recorded, _up_to(self._rung.name)),
         )
+
+
+def _up_to(name: str) -> list[str]:
+    """The rung, and those below it."""
+    names = list(RUNGS)
+    return names[: names.index(name) + 1]
 
 
 def _cpu_seconds(pid: int | None) -> float | None:

@@ -11,8 +11,9 @@ of two that are as good, the earlier rung of the ladder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mmdp.pace import RESOURCES, Pace, explained
 from mmdp.span_table import Spans
@@ -32,6 +33,9 @@ _MOST_FETCHES = 256
 
 _MOST_THREADS = 64
 """That fetch and decode: they cost a stack and a switch each."""
+
+_MOSTLY = 0.5
+"""Share from which on a window counts as full, or cold starts as the cause of waiting."""
 
 _MOST_TIMES = 64
 """As wide as a window may become."""
@@ -69,6 +73,7 @@ class Diagnosis:
         pace: the same as the model has it, the window solved for.
         lever: what to do next, in words.
         changed: the pace with that done.
+        rung: of the ladder that does it; "" where none does.
     """
 
     bound: str
@@ -77,6 +82,7 @@ class Diagnosis:
     pace: Pace
     lever: str
     changed: Pace
+    rung: str = ""
 
     @property
     def wait_ratio(self) -> float:
@@ -91,6 +97,8 @@ class Diagnosis:
     @property
     def _bound_in_words(self) -> str:
         """The bound; where a faster trainer is worth most, and it waits nevertheless, also why."""
+        if _is_cold(self.work):
+            return f"cold starts ({_each_cold(self.work)})"
         if self.bound != "trainer" or self.wait_ratio <= _ENOUGH:
             return self.bound
         if self.pace.is_inline or not self.pace.is_ahead:
@@ -120,12 +128,13 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-def diagnose(spans: Spans) -> Diagnosis:
+def diagnose(spans: Spans, rungs: Collection[str] = ()) -> Diagnosis:
     """What bounds the run that these spans are of.
 
     Args:
         spans: `wait` and `train` of the trainer, and what its loader's workers did meanwhile. How many of these there
             are, a loader notes in its `gather` spans; without those, it is what was seen at a time.
+        rungs: of the ladder that the run has climbed already: none of them is what to do next.
 
     Raises:
         ValueError: no spans, fewer than three steps, or none that say why the trainer waits.
@@ -133,9 +142,36 @@ def diagnose(spans: Spans) -> Diagnosis:
     work = measure_steps(spans)
     pace = explained(work.pace, work.seconds, work.window[0] if work.window else None)
     gains = {resource: _predict(work, pace, pace.doubled(resource)).gain for resource in RESOURCES}
+    if _is_cold(work) or (work.full is not None and max(work.full) < _MOSTLY):
+        gains["memory"] = 1.0  # more may be in flight than is: a wider window would stay as empty
     bound = max(RESOURCES, key=lambda resource: gains[resource])
-    lever, changed = _best_lever(work, pace, bound)
-    return Diagnosis(bound, gains, work, pace, lever, changed)
+    lever = _best_lever(work, pace, bound, rungs)
+    return Diagnosis(bound, gains, work, pace, lever.words, lever.changed, lever.rung)
+
+
+class _Lever(NamedTuple):
+    """What can be done.
+
+    Attributes:
+        words: for a person.
+        changed: what it makes of the pace.
+        rung: of the ladder that does it.
+    """
+
+    words: str
+    changed: Pace
+    rung: str = ""
+
+
+def _is_cold(work: StepWork) -> bool:
+    """Whether the trainer waits mostly because epochs begin with nothing at hand."""
+    waits = _ratio(work.wait, work.train) > _ENOUGH
+    return waits and work.is_fed_ahead and work.epoch_steps is not None and work.cold > _MOSTLY * work.wait
+
+
+def _each_cold(work: StepWork) -> str:
+    steps = work.epoch_steps or 0
+    return f"an epoch is {steps:,.0f} {'step' if steps == 1 else 'steps'}, and each begins cold"
 
 
 def _predict(work: StepWork, pace: Pace, changed: Pace) -> Prediction:
@@ -147,25 +183,26 @@ def _predict(work: StepWork, pace: Pace, changed: Pace) -> Prediction:
     return Prediction(seconds, _ratio(max(0.0, seconds - changed.train), train), gain, samples)
 
 
-def _best_lever(work: StepWork, pace: Pace, bound: str) -> tuple[str, Pace]:
-    best, words = pace, ""
-    for say, changed in _levers(work, pace):
-        if changed.seconds * _WORTH < best.seconds:
-            best, words = changed, say
-    if words:
-        return words, best
+def _best_lever(work: StepWork, pace: Pace, bound: str, rungs: Collection[str]) -> _Lever:
+    if _is_cold(work) and work.window is not None:
+        words = f"longer epochs, of more samples: {_each_cold(work)}, since nothing is made ahead over its end"
+        return _Lever(words, replace(pace, is_ahead=True, ahead=max(pace.ahead, work.window[1])))
+    best = _Lever("", pace)
+    for lever in _levers(work, pace):
+        if lever.rung not in rungs and lever.changed.seconds * _WORTH < best.changed.seconds:
+            best = lever
+    if best.words:
+        return best
     if bound == "trainer" or _ratio(work.wait, work.train) <= _ENOUGH:
         if work.window is None or round(work.window[0]) >= pace.rows:  # a batch, as it is printed
-            return "nothing to do for the feeding: the trainer is busy, and rows lie ready", pace
-        return (
-            "nothing to do for the feeding now; rows come just in time, so a faster trainer would wait for them",
-            pace,
-        )
-    return f"no lever of the loader helps: {bound} itself has to become faster", pace
+            return _Lever("nothing to do for the feeding: the trainer is busy, and rows lie ready", pace)
+        words = "nothing to do for the feeding now; rows come just in time, so a faster trainer would wait for them"
+        return _Lever(words, pace)
+    return _Lever(f"no lever of the loader helps: {bound} itself has to become faster", pace)
 
 
-def _levers(work: StepWork, pace: Pace) -> Iterator[tuple[str, Pace]]:
-    """What can be done, in words and in the model, in the order of the rungs."""
+def _levers(work: StepWork, pace: Pace) -> Iterator[_Lever]:
+    """What can be done, in the order of the rungs."""
     processors = pace.processors
     apart = replace(
         pace, is_inline=False, is_ahead=pace.is_ahead and not pace.is_inline, is_shared=False, row_fetch=work.row_fetch
@@ -177,30 +214,40 @@ def _levers(work: StepWork, pace: Pace) -> Iterator[tuple[str, Pace]]:
         count, changed = _least(at_once, _MOST_FETCHES, lambda count: replace(apart, fetches=count))
         if pace.is_inline:
             words = f"build rows concurrently: fetch {count:,.0f} images at a time, decode in {processors:,.0f} workers"
-            yield words, changed
+            yield _Lever(words, changed, "concurrent")
         else:
             apart_words = ", apart from decoding" if pace.is_shared else ""
-            yield f"concurrent fetches, {count:,.0f} images at a time{apart_words}", changed
+            yield _Lever(f"concurrent fetches, {count:,.0f} images at a time{apart_words}", changed)
     if not pace.is_inline:
         most = _MOST_THREADS if pace.is_shared else processors
         count, changed = _least(pace.workers, most, lambda count: replace(pace, workers=count))
-        yield f"more workers or processes, {count:,.0f} in place of {pace.workers:,.0f}", changed
-    if pace.is_inline or not pace.is_ahead:
+        yield _Lever(f"more workers or processes, {count:,.0f} in place of {pace.workers:,.0f}", changed)
+    if pace.is_inline or (not pace.is_ahead and not work.is_fed_ahead):
         alone = replace(pace, is_inline=False, is_shared=True) if pace.is_inline else pace
-        yield "prefetch: make rows while the trainer works", replace(alone, is_ahead=True, ahead=2 * pace.rows)
-    else:
+        changed = replace(alone, is_ahead=True, ahead=2 * pace.rows)
+        yield _Lever("prefetch: make rows while the trainer works", changed, "prefetch")
+    elif pace.is_ahead and (knob := _full(work)):
         count, changed = _least(1, _MOST_TIMES, pace.widened)
-        is_by_bytes = work.window is not None and work.window[0] < work.window[1] - 2  # with one row left it is by rows
-        knob = "max_bytes" if is_by_bytes else "depth"
-        yield f"{count:,.0f} times the rows in flight, as far as memory allows: raise `{knob}`", changed
+        yield _Lever(f"{count:,.0f} times the rows in flight, as far as memory allows: raise {knob}", changed)
     if pace.transfer:
         words = "pass rows by reference, with workers spread over the nodes or near the ranks"
-        yield words, replace(pace, transfer=pace.transfer * _BY_REFERENCE)
+        yield _Lever(words, replace(pace, transfer=pace.transfer * _BY_REFERENCE), "references")
     if pace.own_transfer:
-        yield "move batches one step ahead, on a stream of their own: `mmdp.feed`", replace(pace, own_transfer=0.0)
+        words = "move batches one step ahead, on a stream of their own: `mmdp.feed`"
+        yield _Lever(words, replace(pace, own_transfer=0.0))
     if min(pace.workers, processors) == processors:
         words = "smaller images or more nodes: every processor here is busy"
-        yield words, replace(pace, compute=pace.compute / 2, own_compute=pace.own_compute / 2)
+        yield _Lever(words, replace(pace, compute=pace.compute / 2, own_compute=pace.own_compute / 2))
+
+
+def _full(work: StepWork) -> str:
+    """What to raise for more rows in flight: the bound that most steps met; "" where they met none."""
+    if work.full is None:
+        return "`depth` or `max_bytes`, whichever is full"
+    by_rows, by_bytes = work.full
+    if max(by_rows, by_bytes) < _MOSTLY:
+        return ""
+    return "`depth`" if by_rows >= by_bytes else "`max_bytes`"
 
 
 def _least(now: float, most: float, change: Callable[[float], Pace]) -> tuple[float, Pace]:

@@ -16,12 +16,13 @@ _EVERY = 15
 """Seconds between two lines where there is no terminal for a bar."""
 
 
-def track(items: Sequence[T], what: str, *, unit_size: int = 1) -> Iterator[T]:
+def track(items: Sequence[T], what: str, *, unit: str = "", unit_size: int = 1) -> Iterator[T]:
     """The items, with a bar on standard error while they are worked on; without a terminal, a line now and then.
 
     Args:
         items: each a step of the job.
         what: said before the bar.
+        unit: what the bar counts, such as `steps`.
         unit_size: how many of what the bar counts are in one item.
     """
     from rich.console import Console
@@ -29,9 +30,15 @@ def track(items: Sequence[T], what: str, *, unit_size: int = 1) -> Iterator[T]:
 
     console = Console(file=sys.stderr)
     if not console.is_terminal:
-        yield from _with_lines(items, what, unit_size)
+        yield from _with_lines(items, what, f" {unit}" if unit else "", unit_size)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=len(items) * unit_size)
         for item in items:
@@ -39,12 +46,12 @@ def track(items: Sequence[T], what: str, *, unit_size: int = 1) -> Iterator[T]:
             bar.advance(task, unit_size)
 
 
-def _with_lines(items: Sequence[T], what: str, unit_size: int) -> Iterator[T]:
+def _with_lines(items: Sequence[T], what: str, unit: str, unit_size: int) -> Iterator[T]:
     began = said = time.monotonic()
     for number, item in enumerate(items):
         if time.monotonic() - said > _EVERY:
             said = time.monotonic()
-            print(f"{what}: {number * unit_size:,} of {len(items) * unit_size:,}", file=sys.stderr, flush=True)
+            print(f"{what}: {number * unit_size:,} of {len(items) * unit_size:,}{unit}", file=sys.stderr, flush=True)
         yield item
     if said > began:
-        print(f"{what}: all {len(items) * unit_size:,}", file=sys.stderr, flush=True)
+        print(f"{what}: all {len(items) * unit_size:,}{unit}", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mmdp.ray_actor import Placement
 from mmdp.ray_job import Built
@@ -104,6 +104,8 @@ class Dealt:
         ready: rows that lie ready behind it.
         depth: rows that the rank may have in flight.
         num_workers: actors of all ranks.
+        epoch: of the step.
+        full: what was full when the rank asked, `rows` or `bytes` in flight; "" where more had room.
     """
 
     number: int
@@ -113,6 +115,8 @@ class Dealt:
     ready: int
     depth: int
     num_workers: int
+    epoch: int
+    full: Literal["", "rows", "bytes"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,7 @@ class Dealer:
             WorkerError: rows can't be built.
         """
         window = self._window(rank, loop)
+        full = window.full
         window.release(released)
         step = await window.next()
         if step is None:
@@ -131,8 +132,18 @@ class Dealer:
         if self._job.by_value:  # the answer is an object too
             self._counts["objects"] += 1
         job = self._job
-        labels = step.places[0].step_label_tokens
-        return Dealt(step.number, rows, labels, step.state, window.num_ready, job.depth, job.num_workers)
+        first = step.places[0]
+        return Dealt(
+            number=step.number,
+            rows=rows,
+            step_label_tokens=first.step_label_tokens,
+            state=step.state,
+            ready=window.num_ready,
+            depth=job.depth,
+            num_workers=job.num_workers,
+            epoch=first.epoch,
+            full=full,
+        )
 
     async def again(self, rank: int, loop: int, step: int, row: int) -> DealtRow:
         """A row whose block was lost, with the node it lay on, built anew."""

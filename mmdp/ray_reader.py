@@ -227,7 +227,8 @@ class RankReader:
                     if not isinstance(dealt, Finished):
                         samples = sum(len(row.samples) for row in dealt.rows)
                         work.add(rows=len(dealt.rows), samples=samples, workers=dealt.num_workers)
-                        work.add(ahead=dealt.ready, depth=dealt.depth)
+                        work.add(ahead=dealt.ready, depth=dealt.depth, epoch=dealt.epoch)
+                        work.add(by_rows=int(dealt.full == "rows"), by_bytes=int(dealt.full == "bytes"))
                 if isinstance(dealt, Finished):
                     yield dealt
                     return

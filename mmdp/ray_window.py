@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mmdp.ray_job import Built
 from mmdp.ray_pool import WorkerPool
@@ -70,6 +70,7 @@ class Window:
         run: of the pool, for these rows.
         state: after the last step that was added.
         num_bytes: of the rows in flight and those of the step released last, as planned.
+        full: which bound the next row waits for, `rows` or `bytes`; "" where none waits.
     """
 
     def __init__(self, loop: int, depth: int, max_bytes: int, pool: WorkerPool, build: bytes) -> None:
@@ -77,6 +78,7 @@ class Window:
         self.run = pool.begin(build)
         self.state: Mapping[str, Any] = {}
         self.num_bytes = 0
+        self.full: Literal["", "rows", "bytes"] = ""
         self._depth = depth
         self._max_bytes = max_bytes
         self._pool = pool
@@ -119,6 +121,7 @@ class Window:
     async def room(self, step: Step, num_bytes: int) -> None:
         """Waits until one more row of the step may be begun."""
         while True:
+            self.full = ""
             if self.num_bytes + num_bytes > self._max_bytes:
                 self._let_go()
             if step is self._steps[0]:
@@ -126,6 +129,7 @@ class Window:
             num_rows = sum(len(held.rows) for held in self._steps)
             if num_rows < self._depth and self.num_bytes + num_bytes <= self._max_bytes:
                 return
+            self.full = "bytes" if num_rows < self._depth else "rows"
             await self._changed.wait()
 
     def begin(self, step: Step, row: Row, work: Coroutine[Any, Any, None]) -> None:

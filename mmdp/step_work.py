@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmdp.pace import Pace
-from mmdp.span_table import Spans
+from mmdp.span_table import NO_NUMBER, Spans
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "I/O": ("fetch",),
@@ -48,6 +48,10 @@ class StepWork:
         samples: of a step; None where no loader told.
         row_fetch: seconds that the fetches of a row would take, all at once.
         window: rows that lay ahead when training began, and that may; None where no loader told.
+        full: share of steps at which the rows, and the bytes, in flight were as many as may be; None likewise.
+        is_fed_ahead: the loader has room for more rows than those of a step: it makes rows ahead, or would.
+        epoch_steps: of an epoch; None where none was seen to end, of several ranks, or where no loader told.
+        cold: seconds of the wait of a step that went by at the beginnings of epochs, where nothing lies ready.
         pace: the works as the model wants them.
     """
 
@@ -61,6 +65,10 @@ class StepWork:
     row_fetch: float
     window: tuple[float, float] | None
     pace: Pace
+    full: tuple[float, float] | None
+    is_fed_ahead: bool
+    epoch_steps: float | None
+    cold: float
 
 
 class _Timeline:
@@ -158,6 +166,8 @@ def measure_steps(spans: Spans) -> StepWork:
         is_inline=is_inline,
         is_ahead=bool(hidden > _HIDDEN or ahead.any()),
     )
+    by_rows, by_bytes = gather.number("by_rows"), gather.number("by_bytes")
+    epoch_steps, cold = _cold_starts(spans, kept) if ranks == 1 else (None, 0.0)
     return StepWork(
         steps=steps,
         seconds=seconds,
@@ -169,7 +179,31 @@ def measure_steps(spans: Spans) -> StepWork:
         row_fetch=at_once,
         window=(float(ahead.mean()), float(depth.mean())) if len(ahead) and len(depth) else None,
         pace=pace,
+        full=(float(by_rows.mean()), float(by_bytes.mean())) if len(by_rows) and len(by_bytes) else None,
+        is_fed_ahead=not is_inline and len(depth) > 0 and bool(depth.max() > gather.number("rows").max(initial=0)),
+        epoch_steps=epoch_steps,
+        cold=cold / steps,
     )
+
+
+def _cold_starts(spans: Spans, kept: Spans) -> tuple[float | None, float]:
+    """Steps of an epoch, and the seconds that the trainer waited for the first steps of epochs.
+
+    Args:
+        spans: of one rank.
+        kept: those of them that are looked at.
+    """
+    gather = spans.named("gather")
+    epochs = gather.numbers.get("epoch", np.full(len(gather), NO_NUMBER))
+    gather, epochs = gather[epochs != NO_NUMBER], epochs[epochs != NO_NUMBER]
+    begins = np.flatnonzero(np.diff(epochs)) + 1
+    if not len(begins):
+        return None, 0.0
+    ready = gather.end[begins]  # a first step comes into an empty loop: whoever waits then, waits for it
+    wait = kept.named("wait")
+    is_cold = ((wait.start[:, None] <= ready) & (ready <= wait.end[:, None])).any(axis=1)
+    whole = np.diff([0, *begins])  # the last one may go on
+    return float(whole.max()), float(wait.seconds[is_cold].sum())
 
 
 def _period(spans: Spans, train: Spans, made: Spans) -> tuple[int, int, int]:

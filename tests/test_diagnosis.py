@@ -20,6 +20,7 @@ from runs import make_parts
 import mmdp.encode
 from mmdp import spans
 from mmdp.diagnosis import diagnose
+from mmdp.ladder import epochs
 from mmdp.loader import Loader
 from mmdp.pace import RESOURCES, Pace, explained
 from mmdp.span_table import Lane, Spans, merge
@@ -254,6 +255,49 @@ def test_the_window_explains_the_step(pace, longer):
     assert found == pytest.approx(seen, rel=0.01, abs=1e-6) or seen <= 1.1 * widest * (1 + 1e-9)
 
 
+DEEP = replace(BALANCED, fetch=0.3, fetches=256, depth=8, workers=8, train=0.01)
+
+
+def seen(load: Workload, **numbers: int) -> Spans:
+    """What the library would have recorded, but with other numbers in its `gather` spans."""
+    recorded = Run(load, 24).spans()
+    is_gather = recorded.name == recorded.names.index("gather")
+    changed = {key: np.where(is_gather, value, recorded.numbers[key]) for key, value in numbers.items()}
+    return replace(recorded, numbers={**recorded.numbers, **changed})
+
+
+def test_the_knob_is_the_one_that_binds():
+    """Law: rows that are taken as fast as they come are not few because of bytes: `max_bytes` only where it is full."""
+    by_rows = diagnose(seen(DEEP, ahead=0))
+    assert "memory" == by_rows.bound, "the case did not arise"
+    assert by_rows.lever.endswith("raise `depth`")
+    assert diagnose(seen(DEEP, ahead=0, by_rows=0, by_bytes=1)).lever.endswith("raise `max_bytes`")
+    got = Run(DEEP, 24).seconds_per_step / Run(replace(DEEP, depth=2 * DEEP.depth), 24).seconds_per_step
+    assert got > 1.5, "who follows it gains"
+
+
+def test_a_window_that_was_not_full_is_not_to_blame():
+    """Law: where more rows had room, more room is worth nothing: neither the bound nor the lever."""
+    said = diagnose(seen(DEEP, ahead=0, by_rows=0, by_bytes=0))
+    assert "memory" != said.bound
+    assert 1.0 == said.gains["memory"]
+    assert "in flight" not in said.lever
+
+
+def test_the_lever_is_a_rung_or_none_and_never_one_that_was_climbed():
+    """Law: who has climbed a rung is not told to do so; a knob is no rung."""
+    assert "concurrent" == diagnose(Run(KNOWN["serial"][1], 24).spans()).rung
+    assert "" == diagnose(Run(KNOWN["few fetches"][1], 24).spans()).rung
+    by_value = Run(KNOWN["rows by value"][1], 24).spans()
+    assert "references" == diagnose(by_value).rung
+    climbed = diagnose(by_value, ("serial", "concurrent", "prefetch", "references"))
+    assert "" == climbed.rung
+    assert "by reference" not in climbed.lever
+    turns = Run(replace(BALANCED, overlap=False, train=0.3, fetch=0.01, decode=0.01), 24).spans()
+    assert "prefetch" == diagnose(turns).rung
+    assert "prefetch" not in diagnose(turns, ("serial", "concurrent", "prefetch")).lever
+
+
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
     return make_parts(tmp_path_factory.mktemp("data"), (1, 1, 1), repeat=20)
@@ -277,6 +321,52 @@ def test_a_real_loader_over_a_slow_store_is_bound_by_it(parts, monkeypatch, exec
     assert said.work.busy["fetch"] >= 0.03
     assert lever in said.lever
     assert said.samples_per_second > 0
+
+
+@pytest.mark.parametrize(("per_epoch", "words"), [(1, "an epoch is 1 step,"), (2, "an epoch is 2 steps,"), (20, "")])
+def test_epochs_of_few_steps_begin_cold(parts, monkeypatch, per_epoch, words):
+    """Law: what makes rows ahead, and waits at the beginning of each epoch, is not told to make rows ahead."""
+    read = mmdp.encode.read
+    monkeypatch.setattr(mmdp.encode, "read", lambda ref: (time.sleep(0.01), read(ref))[1])
+    rows = len(parts.plan.epoch(0))
+    batch_size = -(-rows // per_epoch)
+    loader = Loader(*parts, batch_size=batch_size, executor="threads", num_workers=8, depth=3 * batch_size)
+    spans.start()
+    meter = WaitMeter()
+    for _ in islice(meter.over(epochs(loader)), 9):
+        time.sleep(0.15)
+    loader.close()
+    recorded = spans.stop()
+    said = diagnose(recorded)
+    begins = len(set(recorded.named("gather").number("epoch").tolist()))
+    assert -(-9 // per_epoch) == begins, "the case did not arise"
+    assert said.work.is_fed_ahead
+    if not words:
+        assert "cold" not in str(said)
+        return
+    first, *_, last = str(said).split("\n")
+    assert first.startswith(f"bound by cold starts ({words} and each begins cold)")
+    assert last.startswith(f"next: longer epochs, of more samples: {words} and each begins cold, since nothing is made")
+    assert said.after.wait_ratio < said.wait_ratio
+    assert "" == said.rung
+
+
+def test_a_loader_says_what_is_full(parts):
+    """Law: rows, bytes, or neither where the rows of an epoch are all begun."""
+    weigh = 3 * 16 * 16  # bytes of an image of `parts`, of which a row has three
+    got = {}
+    for name, options in {
+        "rows": {"depth": 8},
+        "bytes": {"depth": 100, "max_bytes": 12 * weigh},
+        "neither": {"depth": 1000},
+    }.items():
+        loader = Loader(*parts, batch_size=2, executor="threads", num_workers=2, **options)
+        spans.start()
+        assert 4 == len(list(islice(loader, 4)))
+        loader.close()
+        gather = spans.stop().named("gather")
+        got[name] = (gather.number("by_rows").tolist(), gather.number("by_bytes").tolist())
+    assert {"rows": ([1] * 4, [0] * 4), "bytes": ([0] * 4, [1] * 4), "neither": ([0] * 4, [0] * 4)} == got
 
 
 def _table(name: str, times_of: list, lane: str = "trainer", numbers: dict[str, int] | None = None) -> Spans:

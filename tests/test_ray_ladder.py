@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -21,7 +23,7 @@ from test_stages import ROOT, judged
 
 import mmdp
 from mmdp import ladder, ray_reader
-from mmdp.climb import run_rung
+from mmdp.climb import forecast, prediction_misses, run_rung
 from mmdp.ladder import RUNGS, Setup, open_rung, simulated
 
 pytest.importorskip("ray")
@@ -101,7 +103,12 @@ def test_waiting_shrinks(climbed):
         assert 0.001 * TRAIN_MS == pytest.approx(min(rung["trains"]), rel=0.2)
         assert 0 < rung["samples_per_second"] <= 1.02 * rung["ceiling"]
     assert "I/O" == rungs["serial"]["bound"]
-    assert 5 == len(climbed["prediction_misses"])
+    order = list(rungs)
+    named = [rung["predicted_rung"] for rung in rungs.values()]
+    predicted = [name for place, name in enumerate(order) if name in named[:place]]
+    assert predicted, "the case did not arise"
+    assert len(predicted) == len(climbed["prediction_misses"])
+    assert all(name not in order[: place + 1] for place, name in enumerate(named)), "no rung is its own next lever"
 
 
 @climbs
@@ -163,6 +170,50 @@ def test_references_give_the_batches_of_the_serial_rung(ray_cluster):
     assert 0 == figures["serial"].puts < passed.puts
     assert 20 * passed.coordinator_bytes < passed.tally.images * 3 * 200 * 200 / 5
     assert [1] == list(passed.workers.values())
+
+
+def test_a_rung_that_makes_rows_ahead_is_not_told_to(ray_cluster):
+    """With one step an epoch each begins cold, and that is what the diagnosis of the rung prefetch says."""
+    plain = Plain(4, side=200)
+    plan = mmdp.plan(mmdp.measure(plain, plain), mmdp.Budget(64, 2))
+    setup = Setup(plain, plain, plan, batch_size=len(plan.epoch(0)), num_workers=1, num_cpus=0.1)
+    figures = run_rung("prefetch", setup, simulated(10), steps=6)
+    assert figures.wait_ratio > 0.1, "the case did not arise"
+    said = str(figures.diagnosis)
+    assert said.startswith("bound by cold starts (an epoch is 1 step, and each begins cold)"), said
+    assert "next: prefetch" not in said
+    assert "next: longer epochs" in said
+    assert figures.as_dict()["predicted_rung"] is None
+
+
+def figures_of(name: str, rate: float, lever: str, predicted: float) -> SimpleNamespace:
+    """Of a rung, as far as predictions go."""
+    diagnosis = SimpleNamespace(rung=lever)
+    return SimpleNamespace(rung=RUNGS[name], samples_per_second=rate, diagnosis=diagnosis, predicted=predicted)
+
+
+def test_a_prediction_is_held_to_the_rung_it_is_of():
+    """Not to the next one: where serial says prefetch, that is what is compared, and concurrent is left out."""
+    climbed = [
+        figures_of("serial", 54.0, "prefetch", 87.0),
+        figures_of("concurrent", 60.0, "prefetch", 80.0),
+        figures_of("prefetch", 88.0, "", 88.0),
+        figures_of("references", 20.0, "", 20.0),
+    ]
+    said = [forecast(climbed[:place], one.rung.name) for place, one in enumerate(climbed)]
+    assert [None, None, ("concurrent", 80.0), None] == said
+    assert [pytest.approx(0.1)] == prediction_misses(climbed)
+    assert ("serial", 87.0) == forecast(climbed[:1], "prefetch")
+    assert [] == prediction_misses(climbed[:2])
+
+
+def test_the_stage_shows_rungs_as_they_are():
+    """Each line of code in its text makes the rung of that heading, in `ladder.py`."""
+    text = (ROOT / "06_ray_pipeline.py").read_text()
+    shown = re.findall(r"## Rung \d, (\w+)\n(?:#.*\n)*?# `(\w+\(.*?\))`:", text)
+    assert ["serial", "concurrent", "prefetch", "references"] == [name for name, _ in shown]
+    for name, code in shown:
+        assert RUNGS[name] == replace(eval(code, vars(ladder)), name=name), name
 
 
 def test_epochs_follow_each_other(setup):

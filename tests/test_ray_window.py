@@ -100,6 +100,25 @@ def test_never_more_bytes_than_said():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("depth", "max_bytes", "full"), [(3, 10**9, "rows"), (10, 30, "bytes"), (10, 10**9, "")])
+def test_what_is_full_is_said(depth, max_bytes, full):
+    """The bound that the next row waits for; neither where all rows are begun, however few lie ready."""
+
+    async def run():
+        filling = Filling([10] * 8, depth=depth, max_bytes=max_bytes)
+        await settled()
+        assert full == filling.window.full
+        for _ in range(3):
+            await filling.window.next()
+            filling.window.release(1)
+            await settled()
+        assert 8 == len(filling.begun)
+        assert "" == filling.window.full
+        filling.window.end()
+
+    asyncio.run(run())
+
+
 def test_references_outlive_those_of_the_rank():
     """Ray never forgets an object whose owner lets go before the borrower: so they go one release later, and all do."""
 

@@ -36,7 +36,7 @@ _MOST_STEPS = 24
 
 
 def saw_tooth(steps: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> Figure:
-    """A bar a step, its wait on top of its train time, all rungs on one scale.
+    """A bar for each step given, its wait on top of its train time, all rungs on one scale.
 
     Args:
         steps: for each rung the (wait, train) seconds of its steps; the first 24 are drawn, all are counted.
