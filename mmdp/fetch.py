@@ -11,6 +11,7 @@ store that is gone for a while is waited for, until the tries or the time of the
 from __future__ import annotations
 
 import asyncio
+import time
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -209,7 +210,7 @@ class _Client:
     async def _repeat(self, once: Callable[[], Awaitable[T]], key: str, clock: Clock) -> T:
         """What `once` returns, tried again where it fails by what may pass, until tries or time are used up."""
         failures: list[TransientError] = []
-        waited = 0.0
+        since = 0.0
         try:
             for pause in (*pauses(self._access), None):
                 try:
@@ -219,16 +220,16 @@ class _Client:
                 else:
                     self._is_gone = False
                     return done
+                since = since or time.monotonic()
                 if pause is not None:
-                    waited += pause
-                    self._note_gone(failures[-1], waited)
+                    self._note_gone(failures[-1], time.monotonic() - since + pause)
                     await clock.run(asyncio.sleep(pause))
         except TimeoutError:
             raise given_up(self._uri(key), failures, self._access, is_late=True) from None
         raise given_up(self._uri(key), failures, self._access, is_late=False)
 
-    def _note_gone(self, error: TransientError, waited: float) -> None:
-        if waited > _WARN_SECONDS and not self._is_gone:
+    def _note_gone(self, error: TransientError, seconds: float) -> None:
+        if seconds > _WARN_SECONDS and not self._is_gone:
             self._is_gone = True
             warnings.warn(
                 f"{self._place} fails ({error}); it is tried again for up to {self._access.fetch_seconds:g} s a file: "

@@ -37,6 +37,7 @@ from urllib3.exceptions import (
     HTTPError,
     LocationParseError,
     NewConnectionError,
+    ProtocolError,
     ReadTimeoutError,
     SSLError,
 )
@@ -101,7 +102,7 @@ class WebStore:
                 if isinstance(error, ConnectTimeoutError) and not isinstance(error, NewConnectionError):
                     seconds = f"{self._access.connect_seconds:g} s"
                     raise TransientError(f"no connection within {seconds} (Config.connect_seconds)") from None
-                raise TransientError(f"{type(error).__name__}: {error}") from None
+                raise TransientError(_cause(error)) from None
             if response.status not in _REDIRECTS:
                 break
             response.drain_conn()
@@ -244,6 +245,12 @@ def _is_literal(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _cause(error: HTTPError) -> str:
+    """The plain words of an error, without the objects that urllib3 shows with them."""
+    inner = error.args[-1] if isinstance(error, ProtocolError) and len(error.args) > 1 else error
+    return f"{type(error).__name__}: {str(inner).rpartition('connection: ')[2]}"
 
 
 def _modified_ns(text: str) -> int:

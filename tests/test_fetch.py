@@ -258,8 +258,10 @@ def test_a_store_that_is_not_there_is_told_by_its_knob(reach, knobs, words):
     """Tries or time, whichever was used up first."""
     with Shelf({}) as shelf:
         pass
-    with pytest.raises(FetchError, match=f"(?i)refused.*{words}"):
+    with pytest.raises(FetchError, match=f"(?i)refused.*{words}") as caught:
         store.read(ImageRef("a.png", reach(shelf, **knobs)))
+    assert "object at" not in str(caught.value)
+    assert "_PublicOnly" not in str(caught.value)
 
 
 def test_a_network_that_takes_no_connection_is_told_by_its_knob(reach):
@@ -279,8 +281,8 @@ def test_a_network_that_takes_no_connection_is_told_by_its_knob(reach):
 
 
 def test_a_store_that_is_gone_for_long_is_spoken_of_once(reach, monkeypatch):
-    """A warning that says how long it is tried; none for a short one, and none for each file."""
-    monkeypatch.setattr(fetch, "_WARN_SECONDS", 0.5)
+    """A warning that says how long it is tried; none for a short one, and none for each file. Silence counts too."""
+    monkeypatch.setattr(fetch, "_WARN_SECONDS", 0.65)
     with Shelf({}, refused={f"b/{number}.png": 503 for number in range(3)}) as shelf:
         root = reach(shelf, fetch_retries=1)
         with warnings.catch_warnings():
@@ -296,6 +298,12 @@ def test_a_store_that_is_gone_for_long_is_spoken_of_once(reach, monkeypatch):
         (one,) = [str(one.message) for one in said if one.category is RuntimeWarning]
         assert "fails (503" in one
         assert "for up to 120 s a file: see Config.fetch_retries" in one
+    with (
+        Shelf({"b/a.png": b""}, delay=10) as shelf,
+        pytest.warns(RuntimeWarning, match=r"fails \(no byte"),
+        pytest.raises(FetchError),
+    ):
+        store.read(ImageRef("a.png", reach(shelf, read_seconds=0.6, fetch_retries=2)))
 
 
 def test_an_error_of_the_store_gives_up_the_rest(reach):
