@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers as hf
 from flash_stand_in import flash_kernels
 from tiny_models import SPECS, make_model, packed
 from training_runs import gradients
@@ -38,6 +39,19 @@ def test_it_is_the_token_weighted_mean_of_samples_alone(family):
     batch = packed(family, ROWS, tail=3)
     assert tokens == batch.label_tokens
     assert total / tokens == pytest.approx(float(mmdp.loss(model, batch).detach()), rel=1e-6)  # theirs is in float32
+
+
+def test_the_mean_of_a_checkpoint_reaches_the_pixels():
+    """`image_processor` does what it does in `adapt`: another mean is another loss."""
+    model, batch = make_model("smolvlm"), packed("smolvlm", ROWS)
+    own = hf.SmolVLMImageProcessor(image_mean=[0.1, 0.4, 0.9], image_std=[0.2, 0.3, 0.4])
+    inputs = mmdp.adapt(batch, model, image_processor=own)
+    targets = batch.shifted_labels()
+    logits = model(**inputs).logits
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+    found = float(mmdp.loss(model, batch, image_processor=own).detach())
+    assert float(wanted.detach()) == pytest.approx(found, rel=1e-9)
+    assert abs(found - float(mmdp.loss(model, batch).detach())) > 1e-3
 
 
 @pytest.mark.parametrize("family", [*SPECS, "llama"])

@@ -49,6 +49,13 @@ def smooth(width, height):
     return noise(12, 9).resize((width, height), Image.Resampling.BICUBIC)
 
 
+def clear(width, height):
+    """A page that fades away to the right; transformers shows white behind it, and so do we."""
+    picture = page(width, height).convert("RGBA")
+    picture.putalpha(Image.linear_gradient("L").rotate(90).resize((width, height)))
+    return picture
+
+
 PICTURES = {
     "page.png": page(700, 500),
     "portrait.png": page(420, 1300),
@@ -57,6 +64,7 @@ PICTURES = {
     "small.png": page(60, 44),
     "large.png": page(2600, 1500),
     "grey.png": page(333, 517).convert("L"),
+    "clear.png": clear(200, 150),
     "turned.jpg": page(640, 480),
 }
 FAMILIES = list(tiny.SPECS)
@@ -107,7 +115,7 @@ def opened(source, name):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pixels_from_a_file_are_those_of_the_released_processor(family, source):
-    """Text, thin lines, noise, smooth; portrait and landscape; enlarged and shrunk; grey, turned; alone and several."""
+    """Text, lines, noise, smooth; portrait, landscape; enlarged, shrunk; grey, clear, turned; alone and several."""
     encode, reference = encoder(family), processor(family)
     config = tiny_vlm(encode).config
     build = mmdp.RowBuilder(source, encode, strict=True)
