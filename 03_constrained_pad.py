@@ -128,7 +128,7 @@ show(row_map(drawn, length=config.max_tokens, title=title, dropped=ghosts), "03_
 #
 # 1. No. 200 tokens: 32 % padding, but 43 % of the samples, and two thirds of all tokens, are dropped. 1024: none are
 #    dropped, and 78 % is padding. One length can't suit samples that differ so much.
-# 2. Of those kept a sample has about 8 answer tokens, of those dropped about 29: a row of seven questions where
+# 2. Of those kept a sample has about 8 answer tokens, of those dropped about 29: seven questions about a picture where
 #    others have two. A model trained on what is left has seen few long talks, and no report said which.
 #
 # </details>

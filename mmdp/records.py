@@ -65,7 +65,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row of the data set, as read: nothing decoded, nothing tokenised.
+    """One sample of the data set, as read: nothing decoded, nothing tokenised.
 
     Attributes:
         id: the row's own id, or its number as text.
