@@ -3,12 +3,13 @@
 Adds: `Coordinator`, which starts the named actor, or joins the one that is there; `stats`.
 Leaves out: what the actor does (`ray_dealer`), the ranks (`ray_reader`), the workers (`ray_pool`).
 
-    with Coordinator(source, encoder, plan, batch_size=8, world_size=4, placement="near"):   # on rank 0
-        ...
-    for batch in RankReader(rank=rank, world_size=4, address=address):                       # on every rank
-        ...
+    with ExitStack() as held:
+        if rank == 0:  # it makes the coordinator, keeps it open, and reads as well
+            coordinator = held.enter_context(Coordinator(source, encoder, plan, batch_size=8, world_size=4))
+        for batch in held.enter_context(RankReader(rank=rank, world_size=4, address=address)):
+            train(batch)
 
-The batches of a rank are those of `Loader` for the same plan, rank and world size, bit for bit; so is the state they
+`docs/many_ranks.md` has it whole, with the address, a saved state and a resume. The batches of a rank are those of `Loader` for the same plan, rank and world size, bit for bit; so is the state they
 resume from. A row is made by a worker, lies in the object store of its node, and is copied once: by its rank, into the
 batch. In between goes a reference, which costs about a millisecond; so it stands for a row, never for a sample.
 
@@ -224,7 +225,7 @@ class Coordinator:
 
         | key | is |
         |---|---|
-        | steps, rows, bytes | that ranks have got |
+        | steps, rows, bytes | dealt to ranks: also what their readers hold, which no trainer may ever get |
         | bytes_inline | of rows under 100 KB, which Ray sends with the answer of a call |
         | bytes_by_value | that went through the coordinator because of `by_value` |
         | objects | that were put into the object store |
@@ -233,9 +234,12 @@ class Coordinator:
         | ready | rank to rows that lie ready for it |
         | ranks | rank to its node |
         | workers | node to the number of workers on it that have come up |
-        | worker_pids, deaths | their processes, each as its node numbers it; how many have died |
+        | worker_pids, deaths | their processes, each as its node numbers it; how many are known to have died |
         | pid, peak_memory, own_memory | of the coordinator: its process, bytes at most, bytes now |
         | store_memory | bytes of the object store that it has looked at |
+
+        A death is known within moments where the worker has rows in work, else when it is next asked for one: a worker
+        that dies idle, while windows are full or no rank reads, is counted, and replaced, only then.
         """
         stats: dict[str, Any] = answer(self._actor.stats.remote(), f"the coordinator {self.name!r}", _CALL_SECONDS)
         return stats

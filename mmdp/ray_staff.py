@@ -53,7 +53,7 @@ class Staff:
 
     Attributes:
         seats: of actors.
-        deaths: actors that died, those we ended ourselves aside.
+        deaths: actors that died, those we ended ourselves aside; one that was idle is missed when it is next asked.
         failure: why no actor can be had.
     """
 
