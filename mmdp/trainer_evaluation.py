@@ -31,9 +31,13 @@ class PackedEvaluation(Trainer):
 
     def packed_loss(self, model: Any, batch: Batch, label_tokens: int, world_size: int) -> torch.Tensor:
         """`mmdp.loss`, as this trainer was made."""
-        more = {} if self._image_processor is None else {"image_processor": self._image_processor}
         return loss(
-            model, batch, label_tokens=label_tokens, world_size=world_size, labelled_only=self._labelled_only, **more
+            model,
+            batch,
+            label_tokens=label_tokens,
+            world_size=world_size,
+            labelled_only=self._labelled_only,
+            image_processor=self._image_processor,
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:

@@ -25,7 +25,7 @@ from training_runs import (
     sgd_for_trainer,
     weights,
 )
-from transformers import Trainer
+from transformers import SmolVLMImageProcessor, Trainer
 
 import mmdp
 from mmdp.trainer_checkpoint import loader_state
@@ -433,6 +433,29 @@ def test_evaluation_while_it_trains_changes_nothing(parts, tmp_path):
     assert [2, 4] == [step for _, step in judged]
     assert other == pytest.approx([loss for loss, _ in judged], rel=1e-6)
     assert judged[-1][0] == pytest.approx(mean_loss(model, INLINE.batches(parts["llama"], 2)), rel=1e-6)
+
+
+def test_the_mean_and_deviation_of_another_processor_reach_the_loss(parts, tmp_path):
+    """In training and in evaluation."""
+
+    other = SmolVLMImageProcessor(image_mean=[0.1, 0.2, 0.3], image_std=[0.9, 0.8, 0.7])
+    model = make_model("smolvlm")
+    found = {}
+    for processor in (None, other):
+        trainer = mmdp.packed_trainer(
+            model,
+            arguments(tmp_path, max_steps=1, learning_rate=0.0),
+            INLINE.batches(parts["smolvlm"], 2),
+            eval_dataset=INLINE.batches(parts["smolvlm"], 2),
+            image_processor=processor,
+        )
+        judged = trainer.evaluate()["eval_loss"]
+        trainer.train()
+        batch = next(iter(INLINE.batches(parts["smolvlm"], 2)))
+        wanted = float(mmdp.loss(model.train(), batch, image_processor=processor).detach())
+        assert wanted == pytest.approx(losses_of(trainer)[0], rel=1e-6)
+        found[processor is None] = judged
+    assert found[True] != pytest.approx(found[False], rel=1e-6)
 
 
 # What stays, and what is refused
