@@ -9,7 +9,9 @@ Leaves out: what the actor does (`ray_dealer`), the ranks (`ray_reader`), the wo
         for batch in held.enter_context(RankReader(rank=rank, world_size=4, address=address)):
             train(batch)
 
-`docs/many_ranks.md` has it whole, with the address, a saved state and a resume. The batches of a rank are those of `Loader` for the same plan, rank and world size, bit for bit; so is the state they
+`docs/many_ranks.md` has it whole, with the address, a saved state and a resume.
+
+The batches of a rank are those of `Loader` for the same plan, rank and world size, bit for bit; so is the state they
 resume from. A row is made by a worker, lies in the object store of its node, and is copied once: by its rank, into the
 batch. In between goes a reference, which costs about a millisecond; so it stands for a row, never for a sample.
 
