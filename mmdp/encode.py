@@ -49,8 +49,8 @@ class Encoder:
 
     Args:
         tokenizer: `demo`, a local folder, a name on the Hub, or a loaded fast tokenizer (which is not changed).
-        vision: a family of `vision.py`. `fixed:N` takes the tokenizer's own image token; where it has none,
-            `<|image|>` is added, and the model's embedding needs a row more.
+        vision: a family of `vision.py`; `spec_of` there reads it off a processor. `fixed:N` takes the tokenizer's
+            own image token; where it has none, `<|image|>` is added, and the model's embedding needs a row more.
         chat_template: instead of the tokenizer's own; `chatml` for plain ChatML.
         max_pixels: an image with more is refused from its header.
         cache: where the demo tokenizer lies; by default `config.cache_folder()`.
