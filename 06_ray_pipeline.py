@@ -33,10 +33,11 @@ from rich.console import Console
 import mmdp
 from mmdp import ladder
 from mmdp.cli import parse_flags, report, show
-from mmdp.climb import fastest_step, forecast, ladder_table, prediction_misses, run_rung
+from mmdp.climb import fastest_step, run_rung
 from mmdp.local_store import from_afar
 from mmdp.plots import drawn_rows, flame, row_map, saw_tooth, timeline
 from mmdp.ray_start import Session
+from mmdp.rung_figures import forecast, ladder_table, prediction_misses
 from mmdp.span_table import merge
 from mmdp.stacks import sampled
 from mmdp.trace_file import write_trace

@@ -23,8 +23,9 @@ from test_stages import ROOT, judged
 
 import mmdp
 from mmdp import ladder, ray_reader
-from mmdp.climb import forecast, prediction_misses, run_rung
+from mmdp.climb import run_rung
 from mmdp.ladder import RUNGS, Setup, open_rung, simulated
+from mmdp.rung_figures import forecast, prediction_misses
 
 pytest.importorskip("ray")
 
