@@ -39,8 +39,9 @@ from mmdp.ray_local import LocalRay, num_processors, on_loopback
 NAMESPACE = "mmdp"
 """Where named actors are found by all programs on one cluster."""
 
+_UV = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 _EVERYWHERE = {
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else, below `uv run`, workers build an environment of their own
+    _UV: "0",  # else, below `uv run`, workers build an environment of their own
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what will be the default; unset, each start prints a warning
 }
 _WHERE_WE_START = {
@@ -145,14 +146,17 @@ def load_ray(*, starts: bool = False) -> Any:
     Raises:
         ImportError: it is not installed.
     """
-    if "ray" not in sys.modules or starts:
-        for name, value in (_EVERYWHERE | _WHERE_WE_START if starts else _EVERYWHERE).items():
-            if name not in os.environ:
-                os.environ[name] = _hold.settings[name] = value
+    for name, value in (_EVERYWHERE | _WHERE_WE_START if starts else _EVERYWHERE).items():
+        if name not in os.environ:
+            os.environ[name] = _hold.settings[name] = value
     try:
-        return import_module("ray")
+        ray = import_module("ray")
     except ImportError as error:
         raise ImportError("what runs on Ray needs the package ray, 2.55 or later: uv add ray") from error
+    if os.environ[_UV] == "0":  # Ray has read it when it was imported, which may have been before
+        constants: Any = import_module("ray._private.ray_constants")
+        constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
+    return ray
 
 
 def _is_at(address: str, here: str) -> bool:

@@ -341,6 +341,22 @@ def test_settings_are_the_users_where_he_has_set_them(monkeypatch):
     assert "0" == os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"]
 
 
+@pytest.mark.parametrize("said", [None, "1"])
+def test_workers_are_plain_python_whoever_imported_ray_first(said, monkeypatch):
+    """Below `uv run` Ray would have uv build an environment for each of them; it reads that when it is imported."""
+    from ray._private import ray_constants
+
+    name = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
+    monkeypatch.setattr(ray_constants, name, True)
+    if said is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, said)
+    load_ray()
+    assert getattr(ray_constants, name) is (said is not None)
+    assert (said or "0") == os.environ[name]
+
+
 def test_a_cluster_that_is_not_there_is_told():
     """Law 11: at once, with the remedy; Ray itself would try for minutes."""
     start = time.monotonic()
