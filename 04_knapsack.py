@@ -83,7 +83,7 @@ print(f"two workers: each of {len(seen)} samples once: {seen == lengths}; stoppe
 # ## 04c New: plan first
 #
 # The lengths of the real samples are known from `measure`. So the packers run on integers, over all samples, at once,
-# and a buffer of a few hundred sizes weighs nothing. Four of them:
+# and a buffer of 256 sizes weighs nothing. Four of them:
 #
 # - `greedy` and `ffd`: as above;
 # - `bfd`, best-fit decreasing: into the row with the *least* room that is enough;
@@ -98,6 +98,8 @@ encoder = mmdp.Encoder(config.tokenizer, config.vision, chat_template=config.cha
 budget = mmdp.Budget(tokens=config.max_tokens)  # tokens alone; images come in stage 05
 sizes = mmdp.measure(source, encoder, budget=budget, samples=config.samples, strict=config.strict)
 kept = sizes.kept(budget)
+if not len(kept):
+    raise SystemExit(f"no sample fits {budget.tokens} tokens: `--max-tokens {sizes.suggest().tokens}` holds 99 %")
 order = np.random.default_rng(config.seed).permutation(kept)  # a shuffled order, as in training
 tokens = sizes.tokens[order]
 bound = knapsack.lower_bound(tokens, None, budget)
@@ -149,7 +151,8 @@ show(
 # ## What to see, and what comes next
 #
 # Next-fit leaves a gap at the end of every row, a seventh of all tokens. The sorting packers close most of them. The
-# knapsack needs as many rows as the lower bound says, so there is nothing left to win.
+# knapsack needs as many rows as the lower bound says, so there is nothing left to win. In rows that hold but one or two
+# samples, as with `--max-tokens 300`, no packer can do much, and none reaches the bound.
 #
 # The blog's own packer, the balanced knapsack that nanoVLM took from [Eagle 2](https://arxiv.org/abs/2501.14818),
 # opens five rows more than the bound, puts each sample, longest first, into the emptiest, and opens another row for

@@ -66,7 +66,7 @@ order = np.random.default_rng(config.seed).permutation(kept)
 tokens, images = sizes.tokens[order], sizes.images[order]
 bound = knapsack.lower_bound(tokens, images, both)
 fills = {}
-print(f"rows of {both.tokens:,} tokens and {both.images} images, so that both bind; lower bound: {bound} rows")
+print(f"rows of {both.tokens:,} tokens and {both.images} images, the fewest that do; lower bound: {bound} rows")
 for name, strategy in (("first-fit decreasing", "ffd"), ("knapsack", "knapsack")):
     rows = knapsack.pack(tokens, images, both, strategy=strategy)
     per_row = np.array([images[row].sum() for row in rows])
@@ -155,7 +155,8 @@ for stage, length, indices in (("02 naive", None, kept), ("03 constrained", 320,
         tallies[stage].add(batch)
 tallies["05 packed"] = tally
 for stage, one in tallies.items():
-    print(f"{stage:>14}: padding {one.padding_share:5.1%}, {one.samples:,} samples delivered")
+    length = " of at most 320 tokens" if stage == "03 constrained" else ""
+    print(f"{stage:>14}: padding {one.padding_share:5.1%}, {one.samples:,} samples{length} delivered")
 every = int(sizes.tokens[kept].sum())
 strip = {stage: (one.tokens, one.padded_tokens, every - one.tokens) for stage, one in tallies.items()}
 show(padding_strip(strip, title=f"what {len(kept):,} samples become, stage by stage"), "05_padding_strip", config)

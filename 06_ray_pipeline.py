@@ -121,7 +121,8 @@ print(f"a step with its batch at hand takes {1000 * floor:,.0f} ms: no loader ca
 #   steps than were trained, and its share differs a little from the one of the whole rung, printed above it.
 # - **a step has**: the work in one step, measured in *spans*: begin and end of each fetch, decode and so on, from all
 #   processes on one clock. It is a sum over all who work: 1.65 s of fetching, up to 49 at a time, pass within 252 ms.
-#   Of the rows that may lie ready, none did when the step began to train.
+#   Of the rows that may lie ready, none did when the step began to train. *Join* makes rows of samples,
+#   and batches of rows; *transfer* passes a row on, from process to process or to the device.
 # - **twice as much or as fast**: what a store twice as fast, twice the processors and so on would give, each alone.
 #   `x1.14` is 1.14 times as many steps a second, `x1.00` is nothing.
 # - **next**: the lever to pull, and what it should give: the least that brings nearly all of it. Where it says "fetch 8
@@ -259,9 +260,8 @@ if len(places) == 1 and climbed.keys() & {"spread", "near"}:
 # were put into Ray's shared memory, a step's answer by value with them; a row of less than 100 kB travels with its
 # answer instead. *By value, one process* is what passes through whoever gathers the rows: on concurrent the trainer,
 # on prefetch the coordinator, and from references on nobody. *Coordinator memory* is the most that the coordinator's
-# process had; *Ray's shared memory* the most that lay there, on all nodes. *First batch after* grows from rung to
-# rung, since each starts its actors anew, and from prefetch on a coordinator before them: some seconds of imports,
-# paid once a run.
+# process had; *Ray's shared memory* the most that lay there, on all nodes. *First batch after* is longest where actors
+# start, and a coordinator before them: some seconds of imports, for each rung anew, and once in a run of yours.
 
 # %%
 console = Console()
@@ -270,7 +270,7 @@ console.print(ladder_table(list(climbed.values())))
 rungs = list(climbed.values())
 misses = prediction_misses(rungs)
 if misses:
-    off = f"off by {median(misses):.0%} in the median, {max(misses):.0%} at most"
+    off = f"off by {median(misses):.0%} of the prediction in the median, {max(misses):.0%} at most"
     print(f"rungs that were predicted: {len(misses)} of {len(rungs) - 1}; {off}")
 if config.trace is not None:
     print(f"    trace: {write_trace(merge([rung.spans for rung in rungs]), config.trace)}")

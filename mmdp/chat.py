@@ -18,6 +18,7 @@ https://huggingface.co/docs/transformers/chat_templating_writing
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,7 @@ class Chat:
         control = {number for number, token in added.items() if token.special} | {id_of[mark] for mark in marks}
         self._control = frozenset(control - {tokenizer.unk_token_id})
         self._plain, self._inside = plain_tokenizers(tokenizer)
-        self._image_pieces = lru_cache(maxsize=512)(self.template.split)
+        self._image_pieces = lru_cache(maxsize=512)(self._split_image)
         self._encode_short = lru_cache(maxsize=1 << 16)(self._encode)
         self.rule = self._choose_rule()
 
@@ -123,15 +124,29 @@ class Chat:
     def _choose_rule(self) -> str:
         if self.template.is_chatml():
             return "frame"
-        if self.template.marked:
-            if any(label != IGNORE for label in self._encode_by_generation(PROBE, ())[1]):
-                return "generation"
-        elif self.template.ends_answers():
+        ends = self.template.ends_answers()
+        if self.template.marked and any(label != IGNORE for label in self._encode_by_generation(PROBE, ())[1]):
+            # Marks that leave the end mark out would make a model that never stops, and images are put where the
+            # template puts them by its frame alone. Else the marks are its author's word.
+            misses = not self._learns_ends() or (self.template.takes_parts and bool(self.template.placeholder))
+            return "frame" if ends and misses else "generation"
+        if not self.template.marked and ends:
             return "frame"
         raise ValueError(
             "the chat template does not tell what is learnt: put {% generation %} and {% endgeneration %} around the "
             "assistant's text and its end mark, or give another one (`--chat-template chatml`)"
         )
+
+    def _learns_ends(self) -> bool:
+        """Whether the template's own marks take in the special token behind each answer."""
+        ids, labels = self._encode_by_generation(PROBE, ())
+        behind = [place for place in range(1, len(ids)) if labels[place - 1] != IGNORE == labels[place]]
+        return not any(ids[place] in self._control and ids[place - 1] not in self._control for place in behind)
+
+    def _split_image(self, text: str) -> list[Piece]:
+        """What an image writes."""
+        pieces = self.template.split(text)
+        return [replace(piece, is_ours=True) if isinstance(piece, Text) else piece for piece in pieces]
 
     def _encode_by_frame(self, turns: Sequence[Turn], images: Sequence[str]) -> tuple[list[int], list[int]]:
         if self.template.takes_parts:
@@ -239,8 +254,8 @@ def _fill(slot: Slot, pieces: list[Piece]) -> list[Piece]:
     for number, piece in enumerate(pieces):
         if isinstance(piece, Text):
             text = piece.text
-            text = text.lstrip() if slot.strip_left and number == 0 else text
-            text = text.rstrip() if slot.strip_right and number == len(pieces) - 1 else text
+            text = text.lstrip() if slot.strip_left and number == 0 and not piece.is_ours else text
+            text = text.rstrip() if slot.strip_right and number == len(pieces) - 1 and not piece.is_ours else text
             filled.append(Text(text, slot.learnt))
         else:
             filled.append(piece)

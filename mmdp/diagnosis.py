@@ -188,12 +188,13 @@ def _best_lever(work: StepWork, pace: Pace, bound: str, rungs: Collection[str]) 
         words = f"longer epochs, of more samples: {_each_cold(work)}, since nothing is made ahead over its end"
         return _Lever(words, replace(pace, is_ahead=True, ahead=max(pace.ahead, work.window[1])))
     best = _Lever("", pace)
-    for lever in _levers(work, pace):
+    is_fed = _ratio(work.wait, work.train) <= _ENOUGH
+    for lever in () if is_fed else _levers(work, pace):
         if lever.rung not in rungs and lever.changed.seconds * _WORTH < best.changed.seconds:
             best = lever
     if best.words:
         return best
-    if bound == "trainer" or _ratio(work.wait, work.train) <= _ENOUGH:
+    if bound == "trainer" or is_fed:
         if work.window is None or round(work.window[0]) >= pace.rows:  # a batch, as it is printed
             return _Lever("nothing to do for the feeding: the trainer is busy, and rows lie ready", pace)
         words = "nothing to do for the feeding now; rows come just in time, so a faster trainer would wait for them"

@@ -34,7 +34,7 @@ from mmdp.vision import vision_family
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_VERSION = 2
+_VERSION = 3
 """Goes up when the same sample would be encoded to other ids, labels or layouts; token caches are made anew then."""
 
 _IMAGE_TOKENS = ("<|image|>", "<image>", "<|image_pad|>", "<image_soft_token>")
@@ -77,7 +77,11 @@ class Encoder:
             loaded = load_tokenizer(os.fspath(tokenizer), cache=cache)
         else:
             loaded = _copy_of(tokenizer)
-        vision = str(vision)
+        if not isinstance(vision, str):
+            raise ValueError(
+                f"vision is of the type {type(vision).__name__}, and is to be text: give a family, such as `qwen3_vl`, "
+                "or mmdp.vision.spec_of(processor)"
+            )
         if vision.startswith("fixed:") and "image_token=" not in vision:
             token = _image_token(loaded)
             vision += f",image_token={token}" if "=" in vision else f":image_token={token}"

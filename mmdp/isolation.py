@@ -21,7 +21,7 @@ import torch
 from mmdp.adapters import adapt
 from mmdp.families import Target, resolve
 from mmdp.leaks import LEAKS, refuse_leaks
-from mmdp.records import Batch, ImageBuffer
+from mmdp.records import Batch, ImageBuffer, check_batch
 from mmdp.refusals import shorten
 
 LIMITS = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.3, torch.float16: 0.05}
@@ -113,6 +113,7 @@ def check_isolation(
     Raises:
         ValueError: fewer than two samples, an unknown name, a layout of other tokens, and what `adapt` raises.
     """
+    check_batch(batch)
     target = resolve(model, attention)
     segments = batch.on_host()[1]
     places = [(row, int(number)) for row, line in enumerate(segments) for number in np.unique(line[line > 0])]

@@ -48,7 +48,9 @@ def read_file(folder: str, name: str, limit: int | None = None) -> bytes:
             shown = str(Path(folder).absolute())
             raise FileNotFoundError(errno.ENOENT, "no such data folder (is the disk mounted?)", shown) from None
         raise DataError(
-            Reason.MISSING_IMAGE, f"no file {shorten(name)} in the data folder: add it, or correct the name"
+            Reason.MISSING_IMAGE,
+            f"no file {shorten(name)} in the data folder, {shorten(folder, 200)}: add it, correct the name, or say "
+            "where images are (`--image-folder`, Config.image_folder)",
         ) from None
     except UnicodeEncodeError:
         raise lone_surrogate(name) from None

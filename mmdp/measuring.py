@@ -150,9 +150,11 @@ def _report_misfits(sizes: Sizes, budget: Budget | None) -> None:
     usable = len(sizes) - len(sizes.skipped)
     if misfits > _WARN_SHARE * usable:
         better = sizes.suggest()
+        has_limit = budget.images is not None
+        images = f" and {budget.images} images" if has_limit else ""
+        flag = f" --max-images {better.images}" if has_limit else ""
         warnings.warn(
-            f"{misfits} of {usable} samples ({misfits / usable:.0%}) fit no row of {budget.tokens} tokens and "
-            f"{budget.images} images. `--max-tokens {better.tokens} --max-images {better.images}` holds "
-            f"{KEEP_SHARE:.0%} of them",
+            f"{misfits} of {usable} samples ({misfits / usable:.0%}) fit no row of {budget.tokens} tokens{images}. "
+            f"`--max-tokens {better.tokens}{flag}` holds {KEEP_SHARE:.0%} of them",
             stacklevel=3,
         )

@@ -179,11 +179,12 @@ class StreamPlan:
         """Refuses a stream that gives other samples than it did when the state was saved, as far as they came again."""
         if window.first != state["row"]:
             return
-        digest = _digests(window, before)[before]
+        digest = _digests(window, before)[-1] if before <= len(window.rows) else "fewer rows"
         if None not in (digest, state["digest"]) and digest != state["digest"]:
             raise ValueError(
-                f"{name_of(self.source)} gives other samples than it did when the state was saved, so that some would "
-                "come twice or never: give the same stream, in the same order, or begin without a state"
+                f"{name_of(self.source)} gives other samples than it did when the state was saved, or more or fewer of "
+                "them, so that some would come twice or never: give the same stream, in the same order, or begin "
+                "without a state"
             )
 
     def _windows(self, epoch: int, first: int, at: Snapshot) -> Generator[_Window, None, None]:

@@ -75,7 +75,7 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
         lines.append(f"            {flags} holds {less}: only the few longest ask for more")
     same = sizes.suggest(budget.tokens)
     spare = budget.images is not None and budget.images > (same.images or 0)
-    more = f" is enough; {budget.images} as here only let rows differ more" if spare and images.any() else ""
+    more = f" is enough; {budget.images} as here may let rows differ more" if spare and images.any() else ""
     lines.append(f"            with {budget.tokens:,} tokens as here: --max-images {same.images}{more}")
     if images.any():
         lines.append("            Images should follow tokens: with fewer images than this, rows are closed early")

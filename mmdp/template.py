@@ -50,10 +50,17 @@ Pattern = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Plain text, in which no special token is recognised."""
+    """Plain text, in which no special token is recognised.
+
+    Attributes:
+        text: it.
+        learnt: the model is to write it.
+        is_ours: an image writes it, not the row: no template strips it.
+    """
 
     text: str
     learnt: bool = False
+    is_ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,15 +291,21 @@ class Template:
         return rest.lstrip() if self._strips[mark[0]][1] else rest
 
     def _needs_parts(self) -> bool:
-        pattern: Pattern = (("user", ("text",)),)
+        """Whether a turn is handed over as a list of parts: the template puts images itself, or takes no string."""
+        if self.placeholder and self._shows((("user", ("image", "text")),), parts=True) == (1, 1):
+            return True
         for parts in (False, True):
-            try:
-                rendered = self.render(self._messages(pattern, parts=parts))
-            except (DataError, TypeError):
-                continue  # a template that takes the other form stumbles over this one
-            if len(_SLOT.findall(rendered)) == 1:
+            if self._shows((("user", ("text",)),), parts=parts)[0] == 1:
                 return parts
         raise ValueError("the chat template shows no user text, neither from a string nor from a list of parts")
+
+    def _shows(self, pattern: Pattern, *, parts: bool) -> tuple[int, int]:
+        """How many texts and images of this pattern it writes."""
+        try:
+            rendered = self.render(self._messages(pattern, parts=parts))
+        except (DataError, TypeError):
+            return 0, 0  # a template that takes the other form stumbles over this one
+        return len(_SLOT.findall(rendered)), rendered.count(self.placeholder) if self.placeholder else 0
 
     def _generation_prompt(self) -> str:
         messages = self._messages((("user", ("text",)),))

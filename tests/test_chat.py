@@ -193,6 +193,47 @@ def test_generation_marks_decide_for_a_foreign_template():
     assert ["a fox </s>"] == learnt(chat, ids, labels)
 
 
+PARTS_FIRST = (  # in the manner of LLaVA-OneVision: images before text, marks that leave the end mark out
+    "{% for m in messages %}<|start|>{{ m.role }} {% for p in m.content %}{% if p.type == 'image' %}<image>{% endif %}"
+    "{% endfor %}{% for p in m.content %}{% if p.type == 'text' %}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ '\n' + p.text }}{% endgeneration %}{% else %}{{ '\n' + p.text }}{% endif %}{% endif %}{% endfor %}<|end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+EITHER_FORM = (  # in the manner of Gemma 3: a string or parts, all of them trimmed
+    "{% for m in messages %}<|start|>{{ m.role }}\n{% if m.content is string %}{{ m.content | trim }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text | trim }}{% endif %}{% endfor %}"
+    "{% endif %}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        pytest.param(
+            PARTS_FIRST,
+            "<|start|>user {image}{image}\nleft or\n right<|end|><|start|>assistant \nleft<|end|>",
+            id="images first",
+        ),
+        pytest.param(
+            EITHER_FORM,
+            "<|start|>user\n{image}left or{image}right<|end|>\n<|start|>assistant\nleft<|end|>\n",
+            id="either form",
+        ),
+    ],
+)
+def test_a_template_puts_images_itself_where_it_can(template, wanted):
+    """What an image writes stands where the template puts its place, whole, also the white space around its marks."""
+    marked = tokenizer(template)
+    marked.add_special_tokens({"additional_special_tokens": ["<|start|>", "<|end|>"]})
+    chat = Chat(marked, placeholder="<image>", marks=["<image>"])
+    image = "\n\n<image><image>\n\n"
+    turns = [Turn("user", (0, "left or", 1, " right")), Turn("assistant", ("left",))]
+    ids, labels = chat.encode(turns, [image, image])
+    assert wanted.format(image=image) == chat.tokenizer.decode(ids)
+    assert ["left<|end|>"] == [text.strip() for text in learnt(chat, ids, labels)]
+
+
 def test_the_first_token_is_never_learnt():
     """Nothing predicts it, also where an answer is the very first that the template writes."""
     chat = Chat(tokenizer(GENERATION.replace("[{{ m.role }}] ", "")), placeholder="<image>", marks=["<image>"])

@@ -544,6 +544,11 @@ def test_another_stream_under_the_same_name_is_refused():
         with pytest.raises(ValueError, match=message):
             next(iter(loader))
     early = next(iter(load(Drawn(None)))).state
+    shorter = load(Drawn(1))
+    shorter.load_state_dict(early)
+    assert early["cursor"] > 1, "the case did not arise: the stream has one row"
+    with pytest.raises(ValueError, match=r"gives other samples .* or more or fewer of them"):
+        next(iter(shorter))
     assert (0, 0, "") == (early["row"], early["read"], early["waiting"]), "the case did not arise: nothing waits"
     for late in (early, state):
 

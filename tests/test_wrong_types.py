@@ -48,9 +48,10 @@ def test_a_tokenizers_folder_may_be_a_path(tmp_path):
 
 
 def test_a_family():
-    """A number is no family, and the message lists those that are."""
-    with pytest.raises(ValueError, match="unknown vision family '64': the families are fixed:N, "):
-        mmdp.Encoder(tokenizer(), 64)
+    """A number is no family, and a processor is none; the message says how to come by one."""
+    for wrong in (64, Processor()):
+        with pytest.raises(ValueError, match=rf"of the type {type(wrong).__name__}, .* mmdp\.vision\.spec_of\("):
+            mmdp.Encoder(tokenizer(), wrong)
 
 
 @pytest.mark.parametrize("given", [{"tokens": "1024"}, {"tokens": 1024.5}, {"tokens": 9, "images": 2.0}])
@@ -82,7 +83,11 @@ def test_a_plan(parts):
 def test_a_batch(wrong):
     """The mapping that another collator makes."""
     says = rf"the batch is of the type {type(wrong).__name__}: give one as mmdp\.Loader or mmdp\.batch makes it"
-    for use in (lambda: mmdp.loss(torch.nn.Linear(1, 1), wrong), lambda: mmdp.adapt(wrong, "text")):
+    for use in (
+        lambda: mmdp.loss(torch.nn.Linear(1, 1), wrong),
+        lambda: mmdp.adapt(wrong, "text"),
+        lambda: mmdp.check_isolation(torch.nn.Linear(1, 1), wrong),
+    ):
         with pytest.raises(ValueError, match=says):
             use()
 
