@@ -176,7 +176,7 @@ def climb(name: str) -> None:
 # 40 ms for each, some 36 images take a second and a half, in which nothing is done at all.
 #
 # The figures: three steps from its middle, from the store at the top to the trainer at the bottom, work of all
-# processes together, as each rung has them below; and where its processor time goes.
+# processes together, as each rung has them below; and where its time goes.
 
 # %%
 climb("serial")
