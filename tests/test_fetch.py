@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 from servers import Shelf, environment
 
-from mmdp import fetch, store
+from mmdp import fetch, object_store, store, web_store
 from mmdp.config import Config
 from mmdp.fetch import stream
 from mmdp.fetch_loop import Clock, Gate
@@ -304,6 +304,36 @@ def test_a_store_that_is_gone_for_long_is_spoken_of_once(reach, monkeypatch):
         pytest.raises(FetchError),
     ):
         store.read(ImageRef("a.png", reach(shelf, read_seconds=0.6, fetch_retries=2)))
+
+
+def test_each_outage_is_spoken_of(reach, monkeypatch):
+    """One that comes after the store was well again is another one."""
+    monkeypatch.setattr(fetch, "_WARN_SECONDS", 0.01)
+    with Shelf({"b/well.png": b"an image"}, refused={"b/gone.png": 503}) as shelf:
+        root = reach(shelf, fetch_retries=1)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                with pytest.raises(FetchError):
+                    store.read(ImageRef("gone.png", root))
+                assert b"an image" == store.read(ImageRef("well.png", root))
+        assert 2 == len([one for one in said if "is tried again" in str(one.message)])
+
+
+def test_a_body_that_is_shorter_than_was_said_is_fetched_again(reach, monkeypatch):
+    """Whatever the client makes of it: a cut image is never handed on."""
+    tries = []
+    for kind in (object_store._Answer, web_store._Answer):
+
+        async def cut(self, whole=kind.read):
+            data = await whole(self)
+            tries.append(len(data))
+            return data[:-1] if len(tries) == 1 else data
+
+        monkeypatch.setattr(kind, "read", cut)
+    with Shelf({"b/a.png": b"an image"}) as shelf:
+        assert b"an image" == store.read(ImageRef("a.png", reach(shelf)))
+    assert [8, 8] == tries
 
 
 def test_an_error_of_the_store_gives_up_the_rest(reach):
