@@ -4,6 +4,7 @@ Pipelines in simulated time, whose bound is known by running them with each reso
 judges many more. One real loader stands beside them.
 """
 
+import itertools
 import math
 import sys
 import time
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from runs import make_parts
 
 import mmdp.encode
-from mmdp import spans
+from mmdp import diagnosis, spans
 from mmdp.diagnosis import diagnose
 from mmdp.ladder import epochs
 from mmdp.loader import Loader
@@ -349,6 +350,34 @@ def test_epochs_of_few_steps_begin_cold(parts, monkeypatch, per_epoch, words):
     assert last.startswith(f"next: longer epochs, of more samples: {words} and each begins cold, since nothing is made")
     assert said.after.wait_ratio < said.wait_ratio
     assert "" == said.rung
+
+
+def test_an_outage_at_the_start_of_an_epoch_is_no_cold_start(parts, monkeypatch):
+    """One beginning that waited long says nothing of how the others begin."""
+    read, reads = mmdp.encode.read, itertools.count()
+    images = int(parts.plan.sizes.images.sum())
+    monkeypatch.setattr(mmdp.encode, "read", lambda ref: (time.sleep(1.5 * (next(reads) == 2 * images)), read(ref))[1])
+    batch_size = -(-len(parts.plan.epoch(0)) // 2)
+    loader = Loader(*parts, batch_size=batch_size, executor="threads", num_workers=2, depth=3 * batch_size)
+    spans.start()
+    meter = WaitMeter()
+    for _ in islice(meter.over(epochs(loader)), 9):
+        time.sleep(0.15)
+    loader.close()
+    said = diagnose(spans.stop())
+    assert max(meter.waits) > 1, "the case did not arise"
+    assert said.wait_ratio > 0.05
+    assert "cold" not in str(said)
+
+
+def test_a_trainer_that_hardly_waits_needs_nothing(monkeypatch):
+    """Below 5 % no lever is named, whatever the model makes of it: here all levers would promise twice the pace."""
+    fed = Run(KNOWN["well fed"][1], 24).spans()
+    monkeypatch.setattr(
+        diagnosis, "_levers", lambda _, pace: iter([diagnosis._Lever("anything", replace(pace, train=pace.train / 2))])
+    )
+    assert diagnose(fed).wait_ratio <= 0.05
+    assert "next: nothing to do for the feeding" in str(diagnose(fed))
 
 
 def test_a_loader_says_what_is_full(parts):
