@@ -143,7 +143,8 @@ def test_a_sample_that_kills_its_worker_is_left_out_and_its_neighbours_are_not(p
     whole = {batch.samples: digest(batch) for batch in Loader(*parts, batch_size=2, executor="inline")}
     untouched = [batch for batch in batches if not batch.skipped]
     assert [whole[batch.samples] for batch in untouched] == [digest(batch) for batch in untouched]
-    assert len(whole) - 2 == len(untouched)
+    hit = [rows for rows in whole if set(bad) & {sample for row in rows for sample in row}]
+    assert len(whole) - len(hit) == len(untouched) > 0
 
 
 def test_in_strict_mode_a_dead_worker_is_an_error(parts):
