@@ -370,13 +370,13 @@ def test_outputs_never_outrun_the_consumer(kept, stages, ray_cluster):
     while used_store_bytes() > 2**20 and time.monotonic() < end:  # what former tests have left
         time.sleep(0.2)
     peak = 0
-    for row, result in enumerate(kept.run(stages.big, range(40), depth=40)):
-        assert (row, 32 * 2**20) == (result["row"], result["pixels"].nbytes)
-        end = time.monotonic() + SECONDS
-        while row == 5 and used_store_bytes() < 32 * 2**20 and time.monotonic() < end:
-            time.sleep(0.1)  # once, until Ray has told of the window, and then until it is full
-        time.sleep(2 if row == 5 else 0.02)
-        peak = max(peak, used_store_bytes())
+    for _ in range(6):  # a node that is all quiet may not tell for half a minute what lies in its store
+        for row, result in enumerate(kept.run(stages.big, range(40), depth=40)):
+            assert (row, 32 * 2**20) == (result["row"], result["pixels"].nbytes)
+            time.sleep(2 if row == 5 else 0.02)  # once, until the window is full, and Ray has told so
+            peak = max(peak, used_store_bytes())
+        if peak >= 32 * 2**20:
+            break
     assert 32 * 2**20 <= peak <= STORE_SHARE * store_bytes() + 33 * 2**20, "in flight, and the one in hand"
     assert [] == spilled(ray)
 
