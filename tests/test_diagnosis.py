@@ -324,6 +324,16 @@ def test_a_real_loader_over_a_slow_store_is_bound_by_it(parts, monkeypatch, exec
     assert said.samples_per_second > 0
 
 
+def nine_steps(loader: Loader):
+    """The spans of nine steps, epoch after epoch, and the waits in front of all but the first."""
+    spans.start()
+    meter = WaitMeter()
+    for _ in islice(meter.over(epochs(loader)), 9):
+        time.sleep(0.15)
+    loader.close()
+    return spans.stop(), meter.waits
+
+
 @pytest.mark.parametrize(("per_epoch", "words"), [(1, "an epoch is 1 step,"), (2, "an epoch is 2 steps,"), (20, "")])
 def test_epochs_of_few_steps_begin_cold(parts, monkeypatch, per_epoch, words):
     """Law: what makes rows ahead, and waits at the beginning of each epoch, is not told to make rows ahead."""
@@ -332,12 +342,7 @@ def test_epochs_of_few_steps_begin_cold(parts, monkeypatch, per_epoch, words):
     rows = len(parts.plan.epoch(0))
     batch_size = -(-rows // per_epoch)
     loader = Loader(*parts, batch_size=batch_size, executor="threads", num_workers=8, depth=3 * batch_size)
-    spans.start()
-    meter = WaitMeter()
-    for _ in islice(meter.over(epochs(loader)), 9):
-        time.sleep(0.15)
-    loader.close()
-    recorded = spans.stop()
+    recorded, _ = nine_steps(loader)
     said = diagnose(recorded)
     begins = len(set(recorded.named("gather").number("epoch").tolist()))
     assert -(-9 // per_epoch) == begins, "the case did not arise"
@@ -359,13 +364,9 @@ def test_an_outage_at_the_start_of_an_epoch_is_no_cold_start(parts, monkeypatch)
     monkeypatch.setattr(mmdp.encode, "read", lambda ref: (time.sleep(1.5 * (next(reads) == 2 * images)), read(ref))[1])
     batch_size = -(-len(parts.plan.epoch(0)) // 2)
     loader = Loader(*parts, batch_size=batch_size, executor="threads", num_workers=2, depth=3 * batch_size)
-    spans.start()
-    meter = WaitMeter()
-    for _ in islice(meter.over(epochs(loader)), 9):
-        time.sleep(0.15)
-    loader.close()
-    said = diagnose(spans.stop())
-    assert max(meter.waits) > 1, "the case did not arise"
+    recorded, waits = nine_steps(loader)
+    said = diagnose(recorded)
+    assert max(waits) > 1, "the case did not arise"
     assert said.wait_ratio > 0.05
     assert "cold" not in str(said)
 
