@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mmdp import planner
-from mmdp.arrivals import Arrivals, Arrived, Item, Snapshot, Taken, digest_of, name_of
+from mmdp.arrivals import Arrivals, Arrived, Item, Taken, digest_of, name_of
 from mmdp.assemble import Step
 from mmdp.dealing import deal
 from mmdp.fingerprints import differences, plan_fingerprint
@@ -31,6 +31,7 @@ from mmdp.planner import BLOCK, arrange
 from mmdp.records import Budget
 from mmdp.refusals import Reason, shorten
 from mmdp.row_stream import BUFFER, RowStream
+from mmdp.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from mmdp.encode import Encoder

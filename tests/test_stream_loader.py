@@ -34,12 +34,13 @@ from streams import (
 
 import mmdp
 from mmdp import planner, stream_plan
-from mmdp.arrivals import BARREN, Snapshot
+from mmdp.arrivals import BARREN
 from mmdp.planner import BLOCK
 from mmdp.records import Sample
 from mmdp.refusals import DataError, Reason
 from mmdp.row_stream import BUFFER
 from mmdp.rows import parse_row
+from mmdp.snapshot import Snapshot
 from mmdp.stream_loader import StreamLoader
 from mmdp.stream_plan import WINDOW
 
