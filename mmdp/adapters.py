@@ -24,6 +24,7 @@ from mmdp.families import MROPE, Target, resolve
 from mmdp.masks import gemma3_masks
 from mmdp.mrope import mrope_positions
 from mmdp.records import Batch, check_batch
+from mmdp.refusals import counted
 from mmdp.trainer_forms import megatron_thd, nanovlm
 from mmdp.vision import filter_of
 from mmdp.vision_inputs import image_cells, num_image_tokens, vision_inputs
@@ -67,7 +68,7 @@ def adapt(
     target = resolve(model_or_config, attention)
     if not target.has_vision:
         if len(batch.images) or always_vision:
-            found = f"{len(batch.images)} images" if len(batch.images) else "always_vision=True"
+            found = counted(len(batch.images), "image") if len(batch.images) else "always_vision=True"
             raise ValueError(f"{found} for {target.family}, a text-only model: give a model with a vision tower")
     elif always_vision and not len(batch.images):
         batch = with_blank_image(batch, target.config)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_check
 
 from mmdp.batching import with_patience
 from mmdp.records import Budget, Encoded, Sample, Size
-from mmdp.refusals import DataError, Reason
+from mmdp.refusals import DataError, Reason, counted
 from mmdp.sample_checks import check_sample
 from mmdp.snapshot import Snapshot
 
@@ -251,8 +251,8 @@ class Arrivals:
             return error.reason
         if (one.size.tokens, one.size.images) != (tokens, images):
             raise ValueError(
-                f"sample {number} of {self._name} has {one.size.tokens} tokens and {one.size.images} images, and had "
-                f"{tokens} and {images} when the state was saved: give the same stream, in the same order"
+                f"sample {number} of {self._name} has {one.size.tokens} tokens and {counted(one.size.images, 'image')}"
+                f", and had {tokens} and {images} when the state was saved: give the same stream, in the same order"
             )
         return one
 
@@ -270,7 +270,7 @@ class Arrivals:
         self._num_bad = 0
         tokens, images = one.size.tokens, one.size.images
         if (reason := self._budget.refusal(tokens, images)) is not None:
-            message = f"{tokens} tokens and {images} images fit no row of {self._budget}"
+            message = f"{tokens} tokens and {counted(images, 'image')} fit no row of {self._budget}"
             self._refuse(number, DataError(reason, message, source=one.sample.source, id=one.sample.id))
             return None
         self._num_barren = 0
@@ -283,8 +283,8 @@ class Arrivals:
             _log.warning("left out, and later ones of this kind will be counted only: %s", error)
         if self._num_bad >= self._max_failures:
             raise RuntimeError(
-                f"the last {self._num_bad} samples that came are bad ({dict(self._counts)}): the data can't be read "
-                "any more. Mend it and resume; `max_failures` sets the limit"
+                f"the last {counted(self._num_bad, 'sample')} that came are bad ({dict(self._counts)}): the data can't "
+                "be read any more. Mend it and resume; `max_failures` sets the limit"
             )
         if self._num_barren >= BARREN:
             raise ValueError(

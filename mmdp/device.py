@@ -21,7 +21,7 @@ import atexit
 import copy
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from mmdp.ahead import ahead as in_thread
 from mmdp.lanes import Lane, Sent, find, lane_to
@@ -127,6 +127,12 @@ class Feed(Generic[T]):
         self._end_loop()
         if hasattr(self.loader, "close") and not self._is_reading:  # a thread that is stuck in it may not be disturbed
             self.loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def _parts_with(self, method: str) -> list[Any]:
         """The loader; or, of a DataLoader, the samplers and the data set, which keep the epoch."""

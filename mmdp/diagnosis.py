@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mmdp.pace import RESOURCES, Pace, explained
+from mmdp.refusals import counted
 from mmdp.span_table import Spans
 from mmdp.step_work import KINDS, StepWork, measure_steps
 
@@ -118,7 +119,7 @@ class Diagnosis:
         work, after = self.work, self.after
         lines = [
             f"bound by {self._bound_in_words}: the trainer waits {self.wait_ratio:.0%} of the time, {_time(work.wait)} "
-            f"of a step of {_time(work.seconds)}, over the {work.steps} steps looked at",
+            f"of a step of {_time(work.seconds)}, over the {counted(work.steps, 'step')} looked at",
             f"a step has {', '.join(_evidence(work))}",
             f"twice as much or as fast would give: {_by_gain(self.gains)}",
             f"next: {self.lever}",
@@ -223,7 +224,8 @@ def _levers(work: StepWork, pace: Pace) -> Iterator[_Lever]:
         most = _MOST_THREADS if pace.is_shared else processors
         count, changed = _least(pace.workers, most, lambda count: replace(pace, workers=count))
         yield _Lever(f"more workers or processes, {count:,.0f} in place of {pace.workers:,.0f}", changed)
-    if pace.is_inline or (not pace.is_ahead and not work.is_fed_ahead):
+    is_over = work.epoch_steps is not None and work.epoch_steps < 2  # nothing is made ahead over an epoch's end
+    if not is_over and (pace.is_inline or (not pace.is_ahead and not work.is_fed_ahead)):
         alone = replace(pace, is_inline=False, is_shared=True) if pace.is_inline else pace
         changed = replace(alone, is_ahead=True, ahead=2 * pace.rows)
         yield _Lever("prefetch: make rows while the trainer works", changed, "prefetch")

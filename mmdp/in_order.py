@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from mmdp.refusals import shorten
+from mmdp.refusals import counted, shorten
 from mmdp.wire import Raised
 
 _FINISH_SECONDS = 1.0  # what the items in work get to finish when a run is closed, before their workers are killed
@@ -246,10 +246,10 @@ class Crew:
                 hands.kill()
         self._join(_END_SECONDS)
         if self._threads:
-            num_stuck = len(self._threads)
+            stuck = counted(len(self._threads), "thread")
             self._threads.clear()
             warnings.warn(
-                f"{num_stuck} threads are stuck in the function that they run, and stay until the program ends",
+                f"stuck in the function that they run: {stuck}, which stay until the program ends",
                 RuntimeWarning,
                 stacklevel=2,
             )

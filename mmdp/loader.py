@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mmdp.assemble import MAX_BYTES, Assembler, Step
 from mmdp.batching import RowBuilder
@@ -154,6 +154,12 @@ class Loader:
     def close(self) -> None:
         """Ends the loop and its workers; an executor of your own stays."""
         self._assembler.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def _batches(self) -> Generator[Batch, None, None]:
         self._at.begin()

@@ -22,7 +22,7 @@ from mmdp.encode_blocks import encode_blocks
 from mmdp.fingerprints import fingerprint_of
 from mmdp.progress import track
 from mmdp.records import Budget, Encoded
-from mmdp.refusals import DataError, Reason
+from mmdp.refusals import DataError, Reason, counted
 from mmdp.sizes import ALARM_SHARE, KEEP_SHARE, Sizes, read_sizes
 from mmdp.sources import Source
 from mmdp.token_cache import FORMAT, TokenCache
@@ -141,7 +141,7 @@ def _report_misfits(sizes: Sizes, budget: Budget | None) -> None:
     if len(sizes.skipped) > ALARM_SHARE * len(sizes):
         first = next(iter(sizes.messages().values()), "")
         warnings.warn(
-            f"{len(sizes.skipped)} of {len(sizes)} samples can't be used: {sizes.counts()}. The first: {first}",
+            f"{len(sizes.skipped)} of {counted(len(sizes), 'sample')} can't be used: {sizes.counts()}. First: {first}",
             stacklevel=3,
         )
     if budget is None:
@@ -154,7 +154,7 @@ def _report_misfits(sizes: Sizes, budget: Budget | None) -> None:
         images = f" and {budget.images} images" if has_limit else ""
         flag = f" --max-images {better.images}" if has_limit else ""
         warnings.warn(
-            f"{misfits} of {usable} samples ({misfits / usable:.0%}) fit no row of {budget.tokens} tokens{images}. "
-            f"`--max-tokens {better.tokens}{flag}` holds {KEEP_SHARE:.0%} of them",
+            f"{misfits} of {counted(usable, 'sample')} ({misfits / usable:.0%}) fit no row of "
+            f"{budget.tokens} tokens{images}. `--max-tokens {better.tokens}{flag}` holds {KEEP_SHARE:.0%} of them",
             stacklevel=3,
         )

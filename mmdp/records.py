@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from mmdp.refusals import Reason
+from mmdp.refusals import Reason, counted
 
 if TYPE_CHECKING:
     import torch
@@ -247,7 +247,7 @@ class ImageBuffer:
     originals: torch.Tensor | None = None
 
     def __repr__(self) -> str:
-        return f"<ImageBuffer of {len(self)} images, {self.pixels.numel():,} values>"
+        return f"<ImageBuffer of {counted(len(self), 'image')}, {self.pixels.numel():,} values>"
 
     def __len__(self) -> int:
         return len(self.heights)
@@ -304,8 +304,8 @@ class Batch:
     def __repr__(self) -> str:
         rows, length = self.input_ids.shape
         filler = f", {self.filler_rows} filler rows" if self.filler_rows else ""
-        has = f"{sum(map(len, self.samples))} samples, {len(self.images)} images, {self.label_tokens:,} label tokens"
-        return f"<Batch of {rows} rows x {length} tokens: {has}{filler}>"
+        has = f"{counted(sum(map(len, self.samples)), 'sample')}, {counted(len(self.images), 'image')}"
+        return f"<Batch of {counted(rows, 'row')} x {length} tokens: {has}, {self.label_tokens:,} label tokens{filler}>"
 
     @property
     def num_tokens(self) -> int:

@@ -69,6 +69,11 @@ def shorten(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 image, 2 images."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 class DataError(Exception):
     """One bad sample: what is wrong with it, where it stands, and under which reason it is counted.
 

@@ -29,6 +29,7 @@ from itertools import islice
 from typing import Any, Self
 
 from mmdp.records import Budget
+from mmdp.refusals import counted
 
 BUFFER = 256
 """Sizes to choose from. Four rows' worth or more is enough; at 256 the state is below 4 kB."""
@@ -180,7 +181,7 @@ class RowStream:
                 tokens, images = int(tokens), int(images)
             if not (0 <= tokens <= max_tokens and 0 <= images <= max_images):
                 raise ValueError(
-                    f"sample {index} has {tokens} tokens and {images} images, a row holds {max_tokens} and "
+                    f"sample {index} has {tokens} tokens and {counted(images, 'image')}, a row holds {max_tokens} and "
                     f"{self._budget.images}: leave out what Budget.refusal names"
                 )
             while len(lengths) <= images:

@@ -39,7 +39,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mmdp.records import ImageRef, Sample, Turn
-from mmdp.refusals import DataError, Reason, shorten
+from mmdp.refusals import DataError, Reason, counted, shorten
 from mmdp.row_fields import (
     kind_of,
     read_answer,
@@ -249,7 +249,7 @@ def _place(
             refuse(
                 Reason.IMAGE_PLACES,
                 "",
-                f"{_counted(images, 'image')}, 0 places and no user turn to put them in front of: add marks, or a "
+                f"{counted(len(images), 'image')}, 0 places and no user turn to put them in front of: add marks, or a "
                 "user turn",
             )
         field, role, parts = drafts[user]
@@ -266,15 +266,15 @@ def _place(
         refuse(
             Reason.IMAGE_PLACES,
             places[-1][0],
-            f"{_counted(places, 'place')} for images, and the row has neither images nor image; it has "
+            f"{counted(len(places), 'place')} for images, and the row has neither images nor image; it has "
             f"{shorten(', '.join(map(str, keys)), 100)}: name the images in one of these two",
         )
     if len(images) != len(places):
         refuse(
             Reason.IMAGE_PLACES,
             places[-1][0] if places else "",
-            f"{_counted(images, 'image')} and {_counted(places, 'place')} for them: they must be equal, so mend one or "
-            "the other",
+            f"{counted(len(images), 'image')} and {counted(len(places), 'place')} for them: they must be equal, so "
+            "mend one or the other",
         )
     order = [part for _, part in places if isinstance(part, int)]
     if order and sorted(order) != list(range(len(images))):
@@ -284,10 +284,6 @@ def _place(
             f"the places name the images {shorten(order)}, wanted each of 0 to {len(images) - 1} once: mend index",
         )
     return tuple(images[index] for index in order) if order else images, drafts
-
-
-def _counted(things: Sequence[object], noun: str) -> str:
-    return f"{len(things)} {noun}" + ("" if len(things) == 1 else "s")
 
 
 def _number(drafts: Sequence[_Draft]) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:

@@ -7,7 +7,7 @@ Leaves out: rows as they are read (`rows.py`), whether the images exist (`store.
 from __future__ import annotations
 
 from mmdp.records import ImageRef, Sample
-from mmdp.refusals import DataError, Reason, shorten
+from mmdp.refusals import DataError, Reason, counted, shorten
 
 ROLES = ("system", "user", "assistant")
 
@@ -74,7 +74,8 @@ def check_sample(sample: object, giver: str = "the source") -> None:
     if places != list(range(len(sample.images))):
         _refuse(
             sample, Reason.IMAGE_PLACES, "turns",
-            f"the image places are {shorten(places)}, wanted each of the {len(sample.images)} images once, in order",
+            f"the image places are {shorten(places)}, wanted each of {counted(len(sample.images), 'image')} once, "
+            "in order",
         )  # fmt: skip
     images: tuple[object, ...] = sample.images
     for number, image in enumerate(images):

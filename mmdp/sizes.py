@@ -17,7 +17,7 @@ import numpy as np
 
 from mmdp.knapsack import pack
 from mmdp.records import Budget, Encoded
-from mmdp.refusals import DataError, Reason
+from mmdp.refusals import DataError, Reason, counted
 from mmdp.token_cache import TokenCache
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ class Sizes:
         return len(self.tokens)
 
     def __repr__(self) -> str:
-        told = f"{int(self.tokens.sum()):,} tokens, {int(self.images.sum()):,} images"
+        told = f"{int(self.tokens.sum()):,} tokens, {counted(int(self.images.sum()), 'image')}"
         missing = int((self._position < 0).sum())
         later = f", {missing:,} not measured yet" if missing else ""
-        return f"<Sizes of {len(self):,} samples: {told}, {len(self.skipped):,} can't be used{later}>"
+        return f"<Sizes of {counted(len(self), 'sample')}: {told}, {len(self.skipped):,} can't be used{later}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Nothing is copied to workers: they map the cache. What is measured later, `encoded` finds there.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmdp.pace import Pace
+from mmdp.refusals import counted
 from mmdp.span_table import NO_NUMBER, Spans
 
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -112,11 +113,13 @@ def measure_steps(spans: Spans) -> StepWork:
     ranks = len(np.unique(train.lane))
     first = train[train.lane == train.lane[0]]
     if len(first) < _MIN_STEPS:
-        raise ValueError(f"{len(first)} steps of training: at least {_MIN_STEPS} tell a pace; train for longer")
+        raise ValueError(
+            f"{counted(len(first), 'step')} of training: at least {_MIN_STEPS} tell a pace; train for longer"
+        )
     made = spans.named(*_MADE)
     start, end, steps = _period(spans, first, made)
     if end <= start:
-        raise ValueError(f"{steps} steps of training that took no time: nothing can be said of their pace")
+        raise ValueError(f"{counted(steps, 'step')} of training that took no time: nothing can be said of their pace")
     kept = spans[(spans.end > start) & (spans.start < end)]
     line = _Timeline(kept, start, end)
     is_own = np.isin(kept.lane, np.unique(train.lane))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -156,6 +156,12 @@ class StreamLoader:
     def close(self) -> None:
         """Ends the loop and its workers; an executor of your own stays."""
         self._assembler.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def _go_to(self, state: Mapping[str, Any]) -> None:
         self._state, self._is_over = self._plan.check(state), False

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from mmdp.records import Turn
-from mmdp.refusals import DataError, Reason, shorten
+from mmdp.refusals import DataError, Reason, counted, shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -271,8 +271,9 @@ class Template:
         if order != list(range(len(roles))) or images != num_images:
             raise DataError(
                 Reason.TEMPLATE,
-                f"the chat template shows texts {order} of {len(roles)} and {images} of {num_images} images for the "
-                f"roles ({', '.join(role for role, _ in pattern)}): mend the row, or give a template that shows each",
+                f"the chat template shows texts {order} of {len(roles)} and {images} of {counted(num_images, 'image')} "
+                f"for the roles ({', '.join(role for role, _ in pattern)}): mend the row, or give a template that "
+                "shows each",
             )
         return tuple(pieces)
 

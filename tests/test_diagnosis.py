@@ -357,6 +357,16 @@ def test_epochs_of_few_steps_begin_cold(parts, monkeypatch, per_epoch, words):
     assert "" == said.rung
 
 
+@pytest.mark.parametrize("per_epoch", [1, 20])
+def test_reading_ahead_is_no_lever_where_an_epoch_is_one_step(parts, per_epoch):
+    """Law: rows of the next epoch are not made before this one ends, so the rung of prefetch would give nothing."""
+    loader = Loader(*parts, batch_size=-(-len(parts.plan.epoch(0)) // per_epoch), executor="inline")
+    recorded, _ = nine_steps(loader)
+    work = diagnose(recorded).work
+    assert (1 == per_epoch) == (1 == work.epoch_steps)
+    assert (1 == per_epoch) == ("prefetch" not in {lever.rung for lever in diagnosis._levers(work, work.pace)})
+
+
 def test_an_outage_at_the_start_of_an_epoch_is_no_cold_start(parts, monkeypatch):
     """One beginning that waited long says nothing of how the others begin."""
     read, reads = mmdp.encode.read, itertools.count()

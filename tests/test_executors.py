@@ -131,7 +131,7 @@ def test_closing_tells_of_a_stuck_thread(tmp_path, monkeypatch):
     run = Threads(1).run(work.Stuck(tmp_path), [0, work.BAD], depth=2)
     assert 0 == next(run)
     time.sleep(0.1)
-    with pytest.warns(RuntimeWarning, match="1 threads are stuck"):
+    with pytest.warns(RuntimeWarning, match="stuck in the function that they run: 1 thread, which"):
         run.close()
     (tmp_path / "let go").touch()
     for thread in worker_threads():

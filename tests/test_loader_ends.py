@@ -18,6 +18,7 @@ import pytest
 from odd_sources import Kills
 from runs import Parts, Road, digest, trained
 
+from mmdp.device import feed
 from mmdp.executors import Processes, WorkerDied
 from mmdp.loader import Loader
 from mmdp.refusals import Reason
@@ -80,6 +81,20 @@ def test_a_loop_that_ends_early_leaves_no_worker(parts, executor, times, end):
             assert [] == new_workers(before)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("is_fed", [False, True], ids=["loader", "feed"])
+def test_the_end_of_a_with_block_is_a_close(parts, is_fed):
+    """Also where it ends with an error, while somebody holds the loop still."""
+    before = workers()
+    loader = Loader(*parts, batch_size=2, num_workers=2)
+    with contextlib.suppress(ZeroDivisionError), feed(loader, "cpu") if is_fed else loader as batches:
+        loop = iter(batches)
+        next(loop)
+        assert len(workers()) > len(before), "the case did not arise"
+        raise ZeroDivisionError
+    assert [] == new_workers(before)
+    assert next(loop, None) is None
 
 
 def test_an_executor_of_your_own_stays(parts, wanted):

@@ -144,7 +144,9 @@ def test_the_comparison_that_the_guide_shows_works(spec, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     exec(code, {})
     line = r"train.jsonl:(\d): (the same ids|OTHER IDS)(?:, .* most ([\d.]+) .* apart, ([\d.]+) on average)?"
-    said = re.findall(line, capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert re.search(r"OTHER IDS, at token [1-9]\d* first: '<\|im_end\|>' of the processor, '<' of mmdp", printed)
+    said = re.findall(line, printed)
     assert [*"12345"] == [number for number, *_ in said]
     assert ["the same ids"] * 4 + ["OTHER IDS"] == [ids for _, ids, *_ in said]  # the last text spells a mark
     assert [True, False, True, True, True] == [bool(most) for *_, most, _ in said]

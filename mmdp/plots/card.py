@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mmdp.plots.lettering import BOX, FONT, cut, printable, wrap
-from mmdp.plots.style import DOTS, FAINT, INK, SAMPLE_COLOURS, WIDTH, counted
+from mmdp.plots.style import DOTS, FAINT, INK, SAMPLE_COLOURS, WIDTH
+from mmdp.refusals import counted
 
 if TYPE_CHECKING:
     from mmdp.records import Sample

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from mmdp.plots.style import DOTS, FAINT, INK, PADDING, SAMPLE_COLOURS, WIDTH, counted, dress, layout, legend, share
+from mmdp.plots.style import DOTS, FAINT, INK, PADDING, SAMPLE_COLOURS, WIDTH, dress, layout, legend, share
+from mmdp.refusals import counted
 
 
 def sorted_lengths(tokens: Sequence[int] | np.ndarray, *, title: str, budget: int | None = None) -> Figure:

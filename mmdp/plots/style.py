@@ -1,6 +1,6 @@
 """What all figures share: colours and sizes, the dress of an axis, the legend, and saving.
 
-Adds: `SAMPLE_COLOURS` and the other constants; `layout`, `dress`, `legend`, `save`; `counted` and `share` for captions.
+Adds: `SAMPLE_COLOURS` and the other constants; `layout`, `dress`, `legend`, `save`; `share` for captions.
 Leaves out: what is drawn (`rows`, `sizes`, `card`).
 """
 
@@ -24,11 +24,6 @@ INK = "#222222"
 FAINT = "#666666"
 HATCH = "////"
 WIDTH, DOTS = 9.0, 100  # inches, and dots an inch: the 900 pixels at which GitHub shows a figure
-
-
-def counted(number: int, what: str) -> str:
-    """A number with its noun: 1 image, 2 images."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def share(part: int, whole: int) -> float:
