@@ -1,5 +1,6 @@
 """Laws of `planner.py`: every sample once, no row over budget, the same plan everywhere, balanced ranks."""
 
+import gc
 import hashlib
 import itertools
 import pickle
@@ -91,6 +92,23 @@ def test_the_same_plan_on_every_machine(windows):
 
 # By version, and by the number of knobs that are turned: whoever changes the hash gives it a new version.
 GOLDEN = {2: {0: "e550576eb2e25b81", 3: "436a2314ca7ec9aa"}}
+
+
+def test_a_dealt_step_is_shared_by_near_ranks_and_let_go_behind_them():
+    """Law 9: ranks of one process deal a step once, and a long epoch does not keep what is behind them."""
+    epoch = plan(mixture(5000), Budget(1024, 9)).epoch(0)
+    starts = range(0, len(epoch) // 4 * 4, 4)
+    assert len(starts) > 50, "the case did not arise"
+    first = epoch.dealt(0, 2, 2)
+    epoch.dealt(4, 2, 2)
+    assert first is epoch.dealt(0, 2, 2)
+    for start in starts:
+        epoch.dealt(start, 2, 2)
+    gc.collect()
+    assert sum(isinstance(one, planner.DealtStep) for one in gc.get_objects()) < 50
+    again = epoch.dealt(0, 2, 2)
+    assert first.ranks == again.ranks
+    assert [row.tolist() for row in first.rows] == [row.tolist() for row in again.rows]
 
 
 @pytest.mark.parametrize("num_samples", [300, 500, 1000, 1500, 2100, 3500])
