@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from mmdp.ray_start import load_ray
+from mmdp.ray_warnings import Warned
 from mmdp.ray_worker import Block, Meta, Place, RowWorker
 from mmdp.refusals import shorten
 from mmdp.wire import WorkerError
@@ -109,6 +110,11 @@ class Worker:
         answer, block = self.actor.work.options(num_returns=2).remote(function.digest, item, run)
         return await patiently(answer, timeout), block
 
+    async def heard(self) -> list[Warned]:
+        """What it has warned of since the last call, once there is something; ActorGone where it died meanwhile."""
+        warned: list[Warned] = await patiently(self.actor.heard.remote(), None)
+        return warned
+
     def drop(self, run: int) -> None:
         """It begins nothing more of a run."""
         self.actor.drop.remote(run)
@@ -155,7 +161,7 @@ async def start_worker(
         strategy = NodeAffinitySchedulingStrategy(node, soft=True)
     options = {
         "num_cpus": num_cpus,
-        "max_concurrency": max_concurrency + 2,  # `drop` and `forget` never wait for an item
+        "max_concurrency": max_concurrency + 3,  # `drop`, `forget` and `heard` never wait for an item
         "max_restarts": 0,  # `ray_pool` says why
         "max_task_retries": 0,
         "scheduling_strategy": strategy,

@@ -41,8 +41,10 @@ data, and that same cache. A shared disk, or an object store, does.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
+import threading
 import weakref
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -52,7 +54,7 @@ from mmdp.assemble import MAX_BYTES
 from mmdp.failures import MAX_FAILURES
 from mmdp.placement import choose
 from mmdp.ray_actor import Placement, check_placeable, check_placement
-from mmdp.ray_call import answer
+from mmdp.ray_call import CallStopped, answer
 from mmdp.ray_crew import STORE_SHARE
 from mmdp.ray_deal import Job, Terms
 from mmdp.ray_dealer import Dealer
@@ -60,6 +62,7 @@ from mmdp.ray_engine import check_cpus
 from mmdp.ray_executor import MAX_CONCURRENCY
 from mmdp.ray_links import measured
 from mmdp.ray_start import NAMESPACE, Session, program_id
+from mmdp.ray_warnings import repeat
 from mmdp.row_builder import RowBuilder
 from mmdp.steps import check_ranks, row_length
 from mmdp.traced import traced
@@ -166,6 +169,9 @@ class Coordinator:
         )
         self.name = name
         self._is_open = True
+        self._is_over = threading.Event()
+        self._listener: threading.Thread | None = None
+        weakref.finalize(self, self._is_over.set)
         self._session = Session(address, num_cpus=(num_workers or 1) * num_cpus)
         try:
             self.address = self._session.address
@@ -216,6 +222,14 @@ class Coordinator:
         self._actor = self._session.ray.remote(Dealer).options(**options, get_if_exists=True).remote(job)
         there, maker = answer(self._actor.terms.remote(), f"the coordinator {self.name!r}", _START_SECONDS)
         self._is_maker = maker == job.maker
+        if self._is_maker:
+            self._listener = threading.Thread(
+                target=_listen,
+                args=(self._actor, self.name, self._is_over),
+                name=f"mmdp-listener-{self.name}",
+                daemon=True,
+            )
+            self._listener.start()
         if there != job.terms:
             raise ValueError(
                 f"the coordinator {self.name!r} serves other terms ({there}) than asked for ({job.terms}): give this "
@@ -262,6 +276,9 @@ class Coordinator:
         except (RuntimeError, TimeoutError):
             pass  # it has gone by itself, and that is no matter now
         finally:
+            self._is_over.set()
+            if self._listener is not None:
+                self._listener.join()
             del self._actor
             self._session.close()
 
@@ -270,6 +287,13 @@ class Coordinator:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _listen(actor: Any, name: str, is_over: threading.Event) -> None:
+    """Warns here of what the coordinator and its workers warn of, until it has gone or nobody cares."""
+    with contextlib.suppress(CallStopped, RuntimeError, TimeoutError):
+        while True:
+            repeat(answer(actor.heard.remote(), f"the coordinator {name!r}", math.inf, is_over.is_set))
 
 
 def _bytes_per_rank(max_bytes: int | None, world_size: int) -> int:

@@ -22,6 +22,7 @@ from mmdp import ray_start
 from mmdp.ray_deal import Dealt, DealtRow, Finished, Job, Terms
 from mmdp.ray_fetch import fetched
 from mmdp.ray_pool import WorkerPool
+from mmdp.ray_warnings import Heard, Warned
 from mmdp.ray_window import Row, Window
 from mmdp.ray_worker import Block, add_to_path
 from mmdp.steps import Place, Position, Steps
@@ -40,6 +41,7 @@ class Dealer:
 
     def __init__(self, job: Job) -> None:
         add_to_path(job.path)
+        self._heard = Heard()
         self._job = job
         self._plan = pickle.loads(job.plan)  # noqa: S301 - from whoever made this actor
         self._epochs: dict[int, Any] = {}
@@ -51,6 +53,10 @@ class Dealer:
         self._pool: WorkerPool | None = None
         self._counts = {"steps": 0, "rows": 0, "bytes": 0, "bytes_inline": 0, "bytes_by_value": 0, "objects": 0}
         self._peak_bytes = 0
+
+    async def heard(self) -> list[Warned]:
+        """What it and its workers have warned of since the last call, once there is something."""
+        return await self._heard.next()
 
     async def terms(self) -> tuple[Terms, str]:
         """What ranks must agree on, and who made this."""

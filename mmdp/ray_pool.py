@@ -35,6 +35,7 @@ from mmdp.ray_actor import ActorGone, Placement, Worker
 from mmdp.ray_job import Built, Job, Run
 from mmdp.ray_staff import Seat, Staff
 from mmdp.ray_worker import pack
+from mmdp.refusals import counted
 from mmdp.wire import WorkerDied
 
 _FINISH_SECONDS = 1.0  # what the items of a run that has ended get to finish, before their actors are ended
@@ -172,7 +173,7 @@ class WorkerPool:
             worker.jobs.discard(job)
             self.staff.end(seat, worker)
         except ActorGone as death:
-            self.staff.bury(seat, worker, f"with {len(worker.jobs)} items, which are tried again", death)
+            self.staff.bury(seat, worker, f"at {counted(len(worker.jobs), 'item')}, tried again", death)
             self._try_again(seat, worker, job, death)
         except Exception as error:
             job.refuse(error)

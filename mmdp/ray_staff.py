@@ -7,6 +7,7 @@ Leaves out: who works on which item (`ray_pool`), and a single actor (`ray_actor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
@@ -19,6 +20,7 @@ import numpy as np
 from mmdp import ray_start
 from mmdp.ray_actor import ActorGone, Function, Placement, Worker, start_worker
 from mmdp.ray_job import Job
+from mmdp.ray_warnings import repeat
 from mmdp.wire import WorkerError
 
 _START_SECONDS = 120.0  # for an actor to get its CPUs, while no other has come up
@@ -171,10 +173,17 @@ class Staff:
                     worker.end()
                     return
                 seat.worker = worker
+                self.start(self._listen(worker))
                 for function in self._functions.values():
                     if function.num_runs:
                         self.start(self._prepare(seat, worker, function))
                 return
+
+    async def _listen(self, worker: Worker) -> None:
+        """Warns here of what an actor warns of there, until it has gone; whoever asks it for a row hears of that."""
+        with contextlib.suppress(ActorGone):
+            while True:
+                repeat(await worker.heard())
 
     async def _prepare(self, seat: Seat, worker: Worker, function: Function) -> None:
         """Gives an actor a function; it gets no items of it before it has it."""

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checka
 import numpy as np
 
 from mmdp.ray_start import load_ray
+from mmdp.ray_warnings import Heard, Warned
 from mmdp.wire import Report
 
 _INSIDE_BYTES = 16 * 2**10  # below this, a copy inside the pickle is cheaper than a part of its own
@@ -133,6 +134,7 @@ class RowWorker:
 
     def __init__(self, max_concurrency: int, num_cpus: float, path: Sequence[str]) -> None:
         add_to_path(path)
+        self._heard = Heard()
         self._waiting = ThreadPoolExecutor(max_concurrency, "mmdp-call")
         self._computing = ThreadPoolExecutor(max(1, math.ceil(num_cpus)), "mmdp-assemble")
         self._functions: dict[str, Any] = {}
@@ -142,6 +144,10 @@ class RowWorker:
     async def where(self) -> Place:
         """Where it is; answers once it has started."""
         return Place(load_ray().get_runtime_context().get_node_id(), os.getpid())
+
+    async def heard(self) -> list[Warned]:
+        """What this process has warned of since the last call, once there is something."""
+        return await self._heard.next()
 
     async def load(self, digest: str, pickled: np.ndarray) -> Report | None:
         """Takes a function; the error where it can't be rebuilt here.

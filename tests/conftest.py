@@ -7,6 +7,7 @@ A test that needs it skips with a clear reason where it is absent.
 import importlib.util
 import os
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -144,3 +145,18 @@ def any_executor(request, kept):
     from mmdp.executors import Inline, Threads
 
     return {"inline": Inline(), "threads": Threads(2), "processes": kept}[request.param]
+
+
+@pytest.fixture
+def heard(tmp_path, monkeypatch) -> tuple[Path, list[str]]:
+    """A file that is there once this process warns of something that waits; and what it warned of."""
+    file, texts = tmp_path / "heard", []
+
+    def show(message, category, *where, **more):
+        texts.append(f"{category.__name__}: {message}")
+        if "waits" in str(message):
+            file.touch()
+
+    monkeypatch.setattr(warnings, "showwarning", show)
+    warnings.simplefilter("always")
+    return file, texts

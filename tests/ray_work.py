@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +82,21 @@ class CountsTries:
         return len(list(self.folder.glob(f"{item}-*")))
 
 
+@dataclass(frozen=True)
+class WarnsAndWaits:
+    """Warns, and comes back once somebody has read it."""
+
+    heard: Path  # a file that this one makes
+
+    def __call__(self, item):
+        warnings.warn(f"item {item} waits", RuntimeWarning, stacklevel=2)
+        end = time.monotonic() + 60
+        while not self.heard.exists():
+            assert time.monotonic() < end, "nobody has read it"
+            time.sleep(0.02)
+        return item
+
+
 def puts(item):
     """A reference to an object that belongs to the worker, and the worker's process."""
     import ray
@@ -134,3 +150,15 @@ class Plain:
 
     def pixels(self, sample: Sample, encoded: Encoded) -> list[np.ndarray]:
         return [np.full((3, at.height, at.width), int(sample.id) % 256, dtype=np.uint8) for at in encoded.layouts]
+
+
+@dataclass(frozen=True)
+class PlainThatWarns(Plain):
+    """At its first sample it warns, and waits until somebody has read it."""
+
+    heard: Path = Path()
+
+    def __getitem__(self, index: int) -> Sample:
+        if index == 0:
+            WarnsAndWaits(self.heard)(index)
+        return super().__getitem__(index)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from odd_sources import Kills
-from ray_work import Plain
+from ray_work import Plain, PlainThatWarns
 from runs import Parts, digest, make_parts
 
 import mmdp
@@ -319,6 +319,20 @@ def test_a_coordinator_that_dies_is_told_within_seconds(strict):
     assert time.monotonic() - start < SECONDS
     close(ranks)
     made.close()
+
+
+def test_what_its_workers_warn_of_is_read_by_who_made_it(ray_cluster, plain, heard):
+    """Law 11: through the coordinator, while the row waits; and no thread stays."""
+    file, texts = heard
+    source = PlainThatWarns(len(plain.source), heard=file)
+    with (
+        Coordinator(source, *plain[1:], name="warns", batch_size=2, num_workers=1, num_cpus=0.1) as made,
+        RankReader("warns") as reader,
+    ):
+        assert len(made.stats()["ranks"]) == 1
+        assert [digest(batch) for batch in Loader(*plain, batch_size=2)] == [digest(batch) for batch in reader]
+    assert ["RuntimeWarning: told by an actor of Ray: item 0 waits"] == texts
+    assert [] == [thread for thread in threading.enumerate() if thread.name == "mmdp-listener-warns"]
 
 
 RANK = """

@@ -277,6 +277,13 @@ def test_an_item_that_kills_is_refused_by_name_and_its_neighbours_are_not(kept, 
     assert sum(function.tries(item) for item in range(20)) > 21, "the case did not arise: nobody was in work with it"
 
 
+def test_what_an_actor_warns_of_is_read_here_while_it_waits(kept, heard):
+    """Law 11: its log is read by nobody. A store that is gone, say, holds up the run, and one knows why."""
+    file, texts = heard
+    assert [3] == list(kept.run(ray_work.WarnsAndWaits(file), [3], depth=1))
+    assert ["RuntimeWarning: told by an actor of Ray: item 3 waits"] == texts
+
+
 def test_too_slow_an_item_is_an_error_of_its_own(kept, tmp_path):
     """Law 11: `timeout` frees a run from an item that never ends, and names it; the others come."""
     errors = []
