@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import inspect
 import json
 import os
 import re
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
 
 COMMON = (
     *("data", "image_folder", "tokenizer", "vision", "chat_template"),
+    *("max_row_bytes", "http_hosts"),
+    *("max_fetches", "connect_seconds", "read_seconds", "fetch_seconds", "fetch_retries"),
     *("seed", "samples", "strict", "figures", "report"),
 )
-"""Knobs that every stage has."""
+"""Knobs that every stage has: what to read, and whatever a message about reading tells people to raise."""
 
 _interrupted = threading.Event()
 
@@ -186,6 +189,7 @@ def keep(text: str, name: str, config: Config) -> None:
 
 
 def _attribute_docs() -> dict[str, str]:
-    """Field name to its line in the docstring of `Config`: one source of truth for code and `--help`."""
-    section = (Config.__doc__ or "").partition("Attributes:")[2]
-    return {name: " ".join(text.split()) for name, text in re.findall(r"^\s+(\w+): (.+)$", section, re.MULTILINE)}
+    """Field name to its text in the docstring of `Config`: one source of truth for code and `--help`."""
+    section = inspect.cleandoc((Config.__doc__ or "").partition("Attributes:")[2].partition("\n\n")[0])
+    found = re.findall(r"^(\w+): (.+(?:\n .+)*)$", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}

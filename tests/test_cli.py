@@ -2,13 +2,17 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import mmdp
 from mmdp.batching import batch, join
 from mmdp.cli import COMMON, parse_flags, print_messages, report
 from mmdp.config import Config
@@ -107,6 +111,15 @@ def test_help_explains_every_flag(capsys):
     for name in (*COMMON, "index"):
         assert f"--{name.replace('_', '-')}" in text
     assert "show this sample; None for one by seed." in text
+    assert "between them double, from 0.1 s to at most 15 s, so that the default outlasts an outage of 50 s." in text
+
+
+def test_what_a_message_of_reading_names_is_a_flag_of_every_stage():
+    """Law 4: a remedy that the stages do not take would be none."""
+    code = "".join(path.read_text() for path in Path(mmdp.__file__).parent.glob("*.py"))
+    named = {*re.findall(r"\bConfig\.([a-z_]+)\b", code)} & {field.name for field in fields(Config)}
+    assert {"fetch_retries", "read_seconds", "http_hosts"} <= named
+    assert named - {"max_pixels"} <= {*COMMON}  # that one is of an encoder
 
 
 def test_a_tally_adds_up_batches():
