@@ -85,6 +85,8 @@ class DataError(Exception):
         field: the field of the row, such as `images[1]`.
     """
 
+    says_all = True  # `wire` says of what
+
     def __init__(self, reason: Reason, message: str, *, source: str = "", id: str = "", field: str = "") -> None:
         super().__init__(reason, message)
         self.reason = Reason(reason)

@@ -41,6 +41,8 @@ _UNSIGNED = {"s3": "AWS_SKIP_SIGNATURE", "gs": "GOOGLE_SKIP_SIGNATURE", "az": "A
 class FetchError(OSError):
     """A file could not be fetched, all tries included. It says nothing about the row that names the file."""
 
+    says_all = True  # `wire` says of what
+
 
 class MissingObjectError(Exception):
     """The store has no such file; the text is its answer."""

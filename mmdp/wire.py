@@ -179,14 +179,17 @@ class Report:
         return cls(type(error).__qualname__, message, _traceback(error), _pickle_error(error))
 
     def rebuild(self) -> BaseException:
-        """The error, its traceback as a note; a `WorkerError` that names class and message if it can't be rebuilt."""
+        """The error, its traceback as a note; a `WorkerError` that names class and message if it can't be rebuilt.
+
+        An error of a class with `says_all` is about data, and not about code: of its traceback, the first line is kept.
+        """
         error: BaseException = WorkerError(f"{self.name}: {self.message}")
         if self.pickled is not None:
             try:
                 error = pickle.loads(self.pickled)  # noqa: S301 - from our own child
             except Exception as second:
                 error.add_note(f"(it can't be rebuilt here: {type(second).__name__}: {second})")
-        error.add_note(self.traceback)
+        error.add_note(self.traceback.partition(":\n")[0] if getattr(error, "says_all", False) else self.traceback)
         return error
 
 

@@ -5,14 +5,19 @@ whose workers are other processes.
 """
 
 import threading
+from functools import partial
 
 import psutil
 import pytest
 import work
 
+from mmdp.refusals import DataError
+from mmdp.remote import FetchError
+
 __all__ = [
     "test_an_error_comes_out_at_its_place",
     "test_an_error_may_be_replaced_by_a_result",
+    "test_an_error_of_data_comes_without_the_code_that_met_it",
     "test_an_error_of_the_items_comes_after_the_results_before_it",
     "test_any_number_of_items",
     "test_arrays_arrive_whole_and_writable",
@@ -67,6 +72,16 @@ def test_an_error_comes_out_at_its_place(any_executor):
     frames = notes + "".join(str(entry) for entry in caught.traceback)
     assert "work.py" in frames
     assert "raise OSError" in frames
+
+
+@pytest.mark.parametrize("kind", [DataError, FetchError])
+def test_an_error_of_data_comes_without_the_code_that_met_it(any_executor, kind):
+    """Its message says what to mend; sixty lines of a worker's frames would hide it."""
+    with pytest.raises(kind, match="of sample 3") as caught:
+        list(any_executor.run(partial(work.meets, kind), range(6), depth=6))
+    notes = caught.value.__notes__
+    assert "item 3 of the run: 3" in notes[-1]
+    assert max(note.count("\n") for note in notes) == 0
 
 
 def test_an_error_may_be_replaced_by_a_result(any_executor):

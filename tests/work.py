@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmdp.refusals import DataError, Reason
+
 BAD = 3
 """The item at which a function here goes wrong."""
 
@@ -171,4 +173,13 @@ def only_there(item):
 def forever(item):
     """Quick for the first items, then never done."""
     time.sleep(0.01 if item < BAD + 3 else 1000)
+    return item
+
+
+def meets(kind, item):
+    """An error of data at the bad item."""
+    if item == BAD:
+        raise (
+            DataError(Reason.MISSING_IMAGE, f"of sample {item}") if kind is DataError else kind(5, f"of sample {item}")
+        )
     return item
