@@ -140,9 +140,10 @@ report("04 knapsack", figures, config, say, messages, reasons, **more)
 fills = {name: [tokens[row].sum() / budget.tokens for row in rows] for name, rows in packed.items()}
 show(fill_curves(fills, title=f"{len(kept):,} samples into rows of {budget.tokens}", bound=bound), "04_fill", config)
 every = -(-len(packed["knapsack"]) // 16)
+drawn = "all rows" if every == 1 else f"one row in {every}"
 some = planned_rows(packed["knapsack"][::every], tokens, budget.tokens)
 show(
-    row_map(some, title=f"knapsack: every {every}th row, in the order they were made", length=budget.tokens),
+    row_map(some, title=f"knapsack: {drawn}, in the order they were made", length=budget.tokens),
     "04_row_map",
     config,
 )

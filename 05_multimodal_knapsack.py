@@ -191,6 +191,8 @@ training, model = {}, None
 if config.train:
     try:
         model = tiny_vlm(encoder, seed=config.seed or 0)
+        vocabulary = model.get_input_embeddings().num_embeddings
+        print(f"    a blind guess among the {vocabulary:,} tokens of the vocabulary costs {np.log(vocabulary):.2f}")
     except ValueError as error:
         print(f"    no training: {error}")
 
