@@ -59,7 +59,8 @@ for _ in batches:
 
 # %%
 more = {"length": first.input_ids.shape[1], "batch_size": config.batch_size}
-report("02 naive padding", tally, config, "", sizes.messages(), sizes.skipped, **more)
+messages, reasons = sizes.messages() | build.messages(tally.failed), sizes.skipped | tally.failed
+report("02 naive padding", tally, config, "", messages, reasons, **more)
 
 # %% [markdown]
 # ## The figure: the row map

@@ -76,9 +76,8 @@ for rows in batches_of(every, list):
 # %%
 fitting = sizes.kept(budget)
 if not len(fitting):
-    raise SystemExit(
-        f"no sample fits {budget.tokens} tokens: `--max-tokens {np.quantile(sizes.tokens[every], 0.99):.0f}` holds 99 %"
-    )
+    enough = np.quantile(sizes.tokens[every], 0.99, method="inverted_cdf")
+    raise SystemExit(f"no sample fits {budget.tokens} tokens: `--max-tokens {enough}` holds 99 %")
 loader = batches_of(fitting, collate)
 
 # %%
@@ -94,7 +93,8 @@ at_1024 = padding_share(1024 * len(every) - int(sizes.tokens[every].sum()), int(
 say = f"dropped {dropped / len(every):.1%} as longer than {config.max_tokens}"
 more = {"length": config.max_tokens, "batch_size": config.batch_size, "dropped": dropped}
 more |= {"padding_share_at_1024": at_1024}
-report("03 constrained padding", tally, config, say, sizes.messages(), sizes.skipped, **more)
+messages, reasons = sizes.messages() | build.messages(tally.failed), sizes.skipped | tally.failed
+report("03 constrained padding", tally, config, say, messages, reasons, **more)
 
 # %% [markdown]
 # ## The figure

@@ -162,6 +162,8 @@ class _Run:
         rate = (self._tally.samples - self._first_samples) / seconds
         through = self._passed[0] / self._steps if self._rung.has_actors else None
         puts = self._passed[1] / self._steps
+        if step_floor is not None:
+            step_floor = min(step_floor, median(trains))  # the machine may have been busier when it was taken
         if stats:
             through = (stats["bytes_by_value"] + stats["bytes_inline"]) / stats["steps"]
             puts = stats["objects"] / stats["steps"]

@@ -23,6 +23,9 @@ from mmdp.step_work import KINDS, StepWork, measure_steps
 _WORTH = 1.02
 """A lever that makes the step less than 2 % shorter is not worth a word; nor is one better by less than another."""
 
+_MUCH = 1.5
+"""With a trainer twice as fast, at least so many times the steps: the feeding would keep up with most of it."""
+
 _DOUBLING = 1.1
 """A number is doubled again as long as steps become 10 % shorter: beyond that, the next bound is near."""
 
@@ -100,6 +103,8 @@ class Diagnosis:
         """The bound; where a faster trainer is worth most, and it waits nevertheless, also why."""
         if _is_cold(self.work):
             return f"cold starts ({_each_cold(self.work)})"
+        if self.wait_ratio > _ENOUGH and max(self.gains.values()) < _WORTH:
+            return "nothing that was measured (a busy machine, say)"
         if self.bound != "trainer" or self.wait_ratio <= _ENOUGH:
             return self.bound
         if self.pace.is_inline or not self.pace.is_ahead:
@@ -146,7 +151,7 @@ def diagnose(spans: Spans, rungs: Collection[str] = ()) -> Diagnosis:
     if _is_cold(work) or (work.full is not None and max(work.full) < _MOSTLY):
         gains["memory"] = 1.0  # more may be in flight than is: a wider window would stay as empty
     bound = max(RESOURCES, key=lambda resource: gains[resource])
-    lever = _best_lever(work, pace, bound, rungs)
+    lever = _best_lever(work, pace, gains, rungs)
     return Diagnosis(bound, gains, work, pace, lever.words, lever.changed, lever.rung)
 
 
@@ -178,13 +183,14 @@ def _each_cold(work: StepWork) -> str:
 def _predict(work: StepWork, pace: Pace, changed: Pace) -> Prediction:
     # Relative to what the model says of the run as it was, so that what it can't explain stays as it is.
     gain = pace.seconds / changed.seconds if changed.seconds > 0 else 1.0
-    seconds = work.seconds / gain
+    seconds = max(work.seconds / gain, changed.consumer)  # nothing makes a step shorter than the consumer is busy
+    gain = work.seconds / seconds if seconds > 0 else 1.0
     train = work.train * changed.train / pace.train if pace.train > 0 else 0.0
     samples = None if work.samples is None else work.samples / seconds
     return Prediction(seconds, _ratio(max(0.0, seconds - changed.train), train), gain, samples)
 
 
-def _best_lever(work: StepWork, pace: Pace, bound: str, rungs: Collection[str]) -> _Lever:
+def _best_lever(work: StepWork, pace: Pace, gains: Mapping[str, float], rungs: Collection[str]) -> _Lever:
     if _is_cold(work) and work.window is not None:
         words = f"longer epochs, of more samples: {_each_cold(work)}, since nothing is made ahead over its end"
         return _Lever(words, replace(pace, is_ahead=True, ahead=max(pace.ahead, work.window[1])))
@@ -195,12 +201,17 @@ def _best_lever(work: StepWork, pace: Pace, bound: str, rungs: Collection[str]) 
             best = lever
     if best.words:
         return best
-    if bound == "trainer" or is_fed:
-        if work.window is None or round(work.window[0]) >= pace.rows:  # a batch, as it is printed
-            return _Lever("nothing to do for the feeding: the trainer is busy, and rows lie ready", pace)
-        words = "nothing to do for the feeding now; rows come just in time, so a faster trainer would wait for them"
-        return _Lever(words, pace)
-    return _Lever(f"no lever of the loader helps: {bound} itself has to become faster", pace)
+    bound = max(RESOURCES, key=lambda resource: gains[resource])
+    if not is_fed and gains[bound] < _WORTH:
+        return _Lever("look again on a quiet machine, over more steps: what was measured is no reason to wait", pace)
+    if bound != "trainer" and not is_fed:
+        return _Lever(f"no lever of the loader helps: {bound} itself has to become faster", pace)
+    if work.window is None or round(work.window[0]) >= pace.rows:  # a batch, as it is printed
+        return _Lever("nothing to do for the feeding: the trainer is busy, and rows lie ready", pace)
+    if gains["trainer"] >= _MUCH:
+        return _Lever("nothing to do for the feeding: the trainer is busy, and rows come in time", pace)
+    words = "nothing to do for the feeding now; rows come just in time, so a faster trainer would wait for them"
+    return _Lever(words, pace)
 
 
 def _levers(work: StepWork, pace: Pace) -> Iterator[_Lever]:

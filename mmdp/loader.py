@@ -111,7 +111,7 @@ class Loader:
 
         Each is built once more for it, which takes a moment; only one that killed its worker is not.
         """
-        return {index: self._build.complaint(index, reason) for index, reason in self.failed.items()}
+        return self._build.messages(self.failed)
 
     @property
     def dropped(self) -> dict[int, int]:

@@ -10,9 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from mmdp.records import Batch
+from mmdp.refusals import Reason, counted
+
+_MOST_NAMED = 1000
 
 
 def padding_share(padded_tokens: int, tokens: int) -> float:
@@ -37,6 +41,7 @@ class Tally:
         padded_tokens: padding tokens, those of filler rows aside.
         filler_rows: all-padding rows that complete a step; None where a stage has none to speak of.
         skipped: samples left out, by reason.
+        failed: index to reason, for the first thousand that failed while their row was built.
         seconds: time that passed while batches were made; None before any was.
     """
 
@@ -47,6 +52,7 @@ class Tally:
     padded_tokens: int = 0
     filler_rows: int | None = None
     skipped: Counter[str] = field(default_factory=Counter)
+    failed: dict[int, Reason] = field(default_factory=dict)
     seconds: float | None = None
 
     def add(self, batch: Batch) -> None:
@@ -59,6 +65,7 @@ class Tally:
         self.images += len(batch.images)
         self.padded_tokens += batch.padded_tokens
         self.skipped.update(map(str, batch.skipped.values()))
+        self.failed.update(islice(batch.skipped.items(), max(0, _MOST_NAMED - len(self.failed))))
 
     def over(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches, each counted, with the time that passes until the last."""
@@ -98,7 +105,9 @@ def report_line(stage: str, figures: Mapping[str, Any], say: str = "") -> str:
         say: the number that this stage moves, for the end of the line.
     """
     parts = [
-        f"{figures[name]:,} {name}" for name in ("samples", "rows", "tokens", "images") if figures[name] is not None
+        counted(figures[f"{name}s"], name)
+        for name in ("sample", "row", "token", "image")
+        if figures[f"{name}s"] is not None
     ]
     if figures["padding_share"] is not None:
         parts.append(f"padding {figures['padding_share']:.1%}")

@@ -173,6 +173,13 @@ class RowBuilder:
             return self.assemble(wait_for(self.fetch(indices)))
         return build_row(map(int, indices), self._one, name=self.source.name, strict=self.strict)
 
+    def messages(self, failed: Mapping[int, Reason]) -> dict[int, str]:
+        """Index to message, for samples that failed for these reasons: file, line, id, field, what was found.
+
+        Each is built once more for it, which takes a moment; only one that killed its worker is not.
+        """
+        return {index: self.complaint(index, reason) for index, reason in failed.items()}
+
     def complaint(self, index: int, reason: Reason) -> str:
         """The message of a sample that failed for this reason. It is built again, and may pass now."""
         if reason == Reason.KILLED_WORKER:

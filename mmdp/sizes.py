@@ -8,6 +8,7 @@ Leaves out: measuring (`measuring.py`), and which samples share a row (`planner.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -204,8 +205,8 @@ class Sizes:
         Rows are long enough to be packed full, too: where lengths are even, a row of the longest would hold one sample.
 
         Images follow tokens: a row of L tokens holds about L / (mean tokens) samples, and so that many times the mean
-        number of images. More are needed than that mean, since rows differ: so some thousand samples are packed, with
-        more images each time, until they need at most 2 % more rows than with any number, or one row.
+        number of images. More are needed than that mean, since rows differ: so some thousand samples are packed with
+        other numbers, and the least is suggested with which they need at most 2 % more rows than with any number.
 
         Args:
             tokens: keep this number of tokens, and suggest the images for it.
@@ -226,16 +227,15 @@ class Sizes:
         tried = fitting[:: -(-len(fitting) // _TRIED)]
         lengths, images = self.tokens[tried], self.images[tried]
         free = pack(lengths, None, Budget(tokens=tokens))
-        enough = max(len(free) + 1, _MORE_ROWS * len(free))  # of few rows, one more says nothing
+        enough = _MORE_ROWS * len(free)
         most = max(int(images[row].sum()) for row in free)  # with so many, these very rows could be packed
-        suggested = int(np.quantile(images, KEEP_SHARE, method="inverted_cdf"))
-        suggested = max(suggested, round(tokens * float(images.mean()) / float(lengths.mean())))
-        while suggested < most:
-            possible = images <= suggested
-            if len(pack(lengths[possible], images[possible], Budget(tokens, suggested))) <= enough:
-                break
-            suggested = min(most, suggested + 1 + suggested // 8)
-        return Budget(tokens, suggested)
+        least = int(np.quantile(images, KEEP_SHARE, method="inverted_cdf"))
+
+        def do(number: int) -> bool:
+            possible = images <= number
+            return len(pack(lengths[possible], images[possible], Budget(tokens, number))) <= enough
+
+        return Budget(tokens, least + bisect_left(range(least, most), True, key=do))
 
     def _long_enough(self, kept: np.ndarray, longest: int) -> int:
         """Tokens a row, a multiple of 64 and at least `longest`, from which on rows are packed full."""

@@ -44,11 +44,11 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
     left_out = packed.skipped.total()
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in packed.skipped.most_common())
     per_image = f"an image every {lengths.sum() / images.sum():,.0f} tokens" if images.sum() else "no images"
-    lost = f"; {1 - packed.tokens / lengths.sum():.0%} of the tokens that can be read" if left_out else ""
+    lost = f"; {1 - packed.tokens / lengths.sum():.0%} of the tokens that were measured" if left_out else ""
     usual, nearly_all = np.quantile(lengths, (0.95, 0.99), method="inverted_cdf")
     lines = [
         f"What {name} asks for",
-        f"  samples   {len(sizes):,}, of which {len(usable):,} can be read; {per_image}",
+        f"  samples   {len(sizes):,}, of which {len(usable):,} could be measured; {per_image}",
         f"  lengths   median {np.median(lengths):,.0f}, 95 % up to {usual:,.0f}, "
         f"99 % up to {nearly_all:,.0f}, longest {lengths.max():,} tokens",
         f"  now       all of them, padded to the longest of each batch: {naive.padding_share:.0%} of all tokens are "
@@ -57,11 +57,20 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
         f"{after:.2f} positions for each real token, not {before:.2f}",
         f"  skipped   {left_out:,} of {len(sizes):,}" + (f": {reasons}" if reasons else "") + lost,
     ]
+    if packed.filler_rows:
+        computed = (packed.tokens + packed.padded_tokens + packed.filler_rows * budget.tokens) / packed.tokens
+        lines.insert(
+            -1,
+            f"            {packed.filler_rows:,} of {packed.rows + packed.filler_rows:,} rows are filler, and complete "
+            f"the last batch: with them {computed:.2f}",
+        )
     if left_out > ALARM_SHARE * len(sizes):
         most, count = packed.skipped.most_common(1)[0]
-        for_it = "all" if count == left_out else f"{count:,} of them"
+        for_it = f"all for {most}" if count == left_out else f"{count:,} of them for {most}"
         way = "raise the budget" if most in (Reason.TOO_LONG, Reason.TOO_MANY_IMAGES) else "mend that first"
-        found = f"{left_out:,} of {len(sizes):,} samples are left out, {for_it} for {most}: {way}."
+        if 2 * count <= left_out:
+            for_it, way = f"for {len(packed.skipped)} reasons", "mend those first"
+        found = f"{left_out:,} of {len(sizes):,} samples are left out, {for_it}: {way}."
         lines.insert(1, f"  ATTENTION {found} What follows")
         lines.insert(2, "            is of the few that are left")
         return "\n".join(lines)

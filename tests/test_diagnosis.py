@@ -257,6 +257,27 @@ def test_the_window_explains_the_step(pace, longer):
 
 
 DEEP = replace(BALANCED, fetch=0.3, fetches=256, depth=8, workers=8, train=0.01)
+SAID = diagnose(Run(KNOWN["few fetches"][1], 24).spans())
+
+
+@given(paces, paces)
+def test_no_step_is_foretold_shorter_than_its_trainer_is_busy(pace, changed):
+    """Law: also where the model takes the run for longer than it was, and so would divide by too much."""
+    said = replace(SAID, pace=pace)
+    after = said.predict(changed)
+    assert after.seconds >= changed.consumer
+    assert after.gain == pytest.approx(said.work.seconds / after.seconds)
+    assert 0 <= after.wait_ratio <= 1
+
+
+def test_a_case_from_the_field_is_not_foretold_faster_than_its_trainer():
+    """Rows of a step of 1.1 s, 401 ms of it training: 353 ms were foretold, and 104 samples/s of at most 87."""
+    busy = {"train": 0.401, "fetch": 8.55, "compute": 0.678, "row_fetch": 0.515}
+    pace = Pace(rows=8, **busy, fetches=44, workers=2, processors=2, is_ahead=False)
+    work = replace(SAID.work, seconds=1.104, train=0.401, wait=0.703, pace=pace)
+    assert pace.seconds > work.seconds, "the case did not arise"
+    after = replace(SAID, work=work, pace=pace).predict(replace(pace, is_ahead=True, ahead=16))
+    assert (0.401, 0.0) == (after.seconds, after.wait_ratio)
 
 
 def seen(load: Workload, **numbers: int) -> Spans:
@@ -389,6 +410,24 @@ def test_a_trainer_that_hardly_waits_needs_nothing(monkeypatch):
     )
     assert diagnose(fed).wait_ratio <= 0.05
     assert "next: nothing to do for the feeding" in str(diagnose(fed))
+
+
+def test_a_trainer_that_is_fed_in_time_may_become_faster():
+    """Law: that a faster one would wait is said only where the model says so too."""
+    in_time = diagnose(seen(KNOWN["well fed"][1], ahead=0))
+    assert in_time.gains["trainer"] >= 1.5, "the case did not arise"
+    assert "next: nothing to do for the feeding: the trainer is busy, and rows come in time" in str(in_time)
+    lever = diagnosis._best_lever(in_time.work, in_time.pace, {**in_time.gains, "trainer": 1.2}, ())
+    assert "a faster trainer would wait for them" in lever.words
+
+
+def test_a_wait_that_nothing_explains_is_called_so(monkeypatch):
+    """Law: a trainer whose doubling gains nothing is no bound, and to make it faster no advice."""
+    monkeypatch.setattr(diagnosis, "_levers", lambda *_: iter(()))
+    none = dict.fromkeys(RESOURCES, 1.0)
+    lever = diagnosis._best_lever(SAID.work, SAID.pace, none, ())
+    assert lever.words.startswith("look again on a quiet machine")
+    assert str(replace(SAID, gains=none)).startswith("bound by nothing that was measured (a busy machine, say): ")
 
 
 def test_a_loader_says_what_is_full(parts):

@@ -343,6 +343,26 @@ def test_rows_of_a_suggested_budget_are_full(tokens, tmp_path):
         assert budget.tokens <= max(2 * max(tokens), 20 * np.mean(tokens))
 
 
+@pytest.mark.parametrize(
+    ("tokens", "images", "wanted"),
+    [([283] * 200, [3] * 200, 9), ([250] * 12, [2] * 12, 8), ([700], [1], 1), ([100] * 50, [0] * 50, 0)],
+)
+def test_no_more_images_are_suggested_than_rows_ever_hold(tmp_path, tokens, images, wanted):
+    """The least with which rows are as few, and not what the mean of all samples would give."""
+    assert wanted == sizes_of(tokens, images, tmp_path).suggest(1024).images
+
+
+@pytest.mark.parametrize("num_samples", [40, 900])
+def test_the_least_number_of_images_is_suggested(tmp_path, num_samples):
+    """One fewer costs more rows than 2 %."""
+    draw = np.random.default_rng(num_samples)
+    tokens, images = draw.integers(60, 500, num_samples), draw.integers(0, 4, num_samples)
+    suggested = sizes_of(tokens.tolist(), images.tolist(), tmp_path).suggest(1024).images
+    assert suggested is not None
+    free, enough, fewer = (len(pack(tokens, images, Budget(1024, most))) for most in (None, suggested, suggested - 1))
+    assert enough <= 1.02 * free < fewer
+
+
 @pytest.mark.parametrize("num_tokens", [256, 512, 1024, 4096])
 def test_a_suggested_number_of_images_does_not_close_rows_early(tmp_path, num_tokens):
     """With it, rows are at most 2 % more than with any number, also where a few samples bring most images."""
@@ -373,7 +393,8 @@ def test_samples_that_do_not_fit_have_no_say_in_the_images(tmp_path):
     tokens, images = [100, 90, 110] * 20 + [5000] * 20, [1] * 60 + [0] * 20
     sizes = sizes_of(tokens, images, tmp_path)
     assert sizes_of(tokens[:60], images[:60], tmp_path).suggest(1000) == sizes.suggest(1000)
-    assert 10 == sizes.suggest(1000).images
+    assert 7 == len(pack(tokens[:60], None, Budget(1000)))
+    assert 9 == sizes.suggest(1000).images  # of seven rows, six of nine and one of six
     with pytest.raises(ValueError, match="no sample fits 50 tokens: the shortest has 90"):
         sizes.suggest(50)
 

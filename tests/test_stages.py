@@ -12,6 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
+import nbformat
 import numpy as np
 import pytest
 from PIL import Image
@@ -139,6 +140,24 @@ def test_the_readme_has_these_numbers(demo_reports):
     for stage, numbers in wanted.items():
         (line,) = (line for line in table if stage in line)
         assert all(number in line for number in numbers), (line, numbers)
+
+
+def test_the_readme_has_the_numbers_of_one_run_of_stage_06():
+    """Those of the committed notebook: in the table of stages, and in that of the rungs."""
+    notebook = nbformat.read(ROOT / "notebooks" / "06_ray_pipeline.ipynb", as_version=4)
+    printed = "".join(
+        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []) if "text" in output
+    )
+    said = re.findall(r"^(\w+): waits ([\d.]+)%, ([\d.]+) samples/s$", printed, re.MULTILINE)
+    readme = (ROOT / "README.md").read_text()
+    assert ["serial", "concurrent", "prefetch", "references", "spread", "near"] == [name for name, *_ in said]
+    waits, rates = ([one[at] for one in said] for at in (1, 2))
+    assert f"waits for {float(waits[0]):.0f} %, then {float(waits[1]):.0f} %, then {waits[2]} % of the time" in readme
+    assert f"from the second step on | {' % | '.join(waits)} % |" in readme
+    rates_line = next(line for line in readme.splitlines() if line.startswith("| samples/s, of at most"))
+    assert rates_line.endswith(f"| {' | '.join(rates)} |")
+    predicted = re.findall(r"predicted by \w+: ([\d.]+) samples/s", printed)
+    assert f"as a rung below predicted | | {' | '.join(predicted)} |" in readme
 
 
 def test_the_toy_of_the_blog_has_its_numbers(demo_reports, tmp_path):

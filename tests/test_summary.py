@@ -31,7 +31,7 @@ def test_the_numbers_are_those_of_the_data(sizes):
     text = summary("rows.jsonl", sizes, budget, naive, packed)
     kept = sizes.tokens[sizes.kept()]
     assert "What rows.jsonl asks for" == text.splitlines()[0]
-    assert "24, of which 23 can be read;" in text
+    assert "24, of which 23 could be measured;" in text
     assert f"median {np.median(kept):,.0f}, 95 % up to {np.sort(kept)[21]:,}, 99 % up to {kept.max():,}" in text
     assert f"99 % up to {sorted(kept)[-1]:,}" in text  # a sample's own length: less would not hold so many
     assert f"longest {kept.max():,} tokens" in text
@@ -75,6 +75,23 @@ def test_no_advice_where_most_is_left_out(sizes):
     assert max(map(len, text.splitlines())) <= 120
     skipped = Counter(image_places=12)
     assert "--max-" in summary("", sizes, mmdp.Budget(1000), Tally(tokens=1), Tally(tokens=1, skipped=skipped))
+
+
+def test_many_reasons_are_no_single_one(sizes):
+    """The first of ten reasons with one sample each is not what to mend first."""
+    skipped = Counter(image_places=3, missing_image=4, empty_image=6)
+    text = summary("rows.jsonl", sizes, mmdp.Budget(1000), Tally(tokens=1), Tally(tokens=1, skipped=skipped))
+    assert "ATTENTION 13 of 24 samples are left out, for 3 reasons: mend those first." in text.splitlines()[1]
+
+
+def test_filler_rows_are_computed_too(sizes):
+    """What completes the last batch costs as much as any row: 100 tokens in 2 rows of 60, and 3 of filler."""
+    packed = Tally(tokens=100, padded_tokens=20, rows=2, filler_rows=3)
+    text = summary("rows.jsonl", sizes, mmdp.Budget(60), Tally(tokens=100, padded_tokens=150), packed)
+    assert "the model computes 1.20 positions for each real token, not 2.50" in text
+    assert "3 of 5 rows are filler, and complete the last batch: with them 3.00" in text
+    assert "filler" not in summary("", sizes, mmdp.Budget(60), Tally(tokens=1), Tally(tokens=1, filler_rows=0))
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_an_epoch_of_nothing_is_refused(sizes):
