@@ -19,6 +19,7 @@ from mmdp import executors, spans
 from mmdp.batching import batch, join, merge
 from mmdp.executors import Executor, Processes, WorkerDied
 from mmdp.failures import Failures
+from mmdp.open_loop import OpenLoop
 from mmdp.records import Batch, Row
 from mmdp.refusals import Reason
 from mmdp.traced import traced, untraced
@@ -66,6 +67,7 @@ class Assembler(Generic[Item]):
     Attributes:
         skipped: samples left out, counted by reason.
         failed: index to reason, for the first of those that failed while their row was built.
+        open: the loop that is.
 
     Raises:
         ValueError: no such executor, or no worker.
@@ -106,29 +108,16 @@ class Assembler(Generic[Item]):
         self._depth = depth if depth is not None else 2 * batch_size + self._executor.num_workers
         self._max_bytes = max_bytes
         self._strict = strict
-        # Weak, so that a loop ends with its workers when the `for` that runs it does.
-        self._loop: weakref.ref[Generator[Batch, None, None]] | None = None
+        self.open = OpenLoop()
 
     @property
     def has_workers(self) -> bool:
         """Whether rows are built beside the consumer."""
         return self._executor.num_workers > 0
 
-    def begin(self, loop: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
-        """Makes this the open loop, and gives it back; rows that another one has read ahead are let go."""
-        self.end()
-        self._loop = weakref.ref(loop)
-        return loop
-
-    def end(self) -> None:
-        """Ends the open loop, if there is one."""
-        loop = self._loop() if self._loop is not None else None
-        if loop is not None:
-            loop.close()
-
     def close(self) -> None:
         """Ends the loop and its workers; an executor of the caller stays."""
-        self.end()
+        self.open.end()
         if self._is_own:
             self._executor.close()
 

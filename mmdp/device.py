@@ -20,7 +20,7 @@ from __future__ import annotations
 import atexit
 import copy
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from mmdp.ahead import ahead as in_thread
@@ -60,7 +60,8 @@ class Feed(Generic[T]):
     there yourself.
 
     Attributes:
-        loader: where batches come from. Leave it alone while a loop is open: it is ahead of what you see.
+        loader: where batches come from. While a loop is open, it is ahead of what you see; what ends a loop of one of
+            ours ends that of the feed.
         device: where batches go.
     """
 
@@ -152,6 +153,11 @@ class Feed(Generic[T]):
         if loop is not None:
             loop.close()
 
+    def _tell(self, end: Callable[[], None] | None) -> None:
+        """The loader, of who takes its batches."""
+        if hasattr(self.loader, "read_by"):
+            self.loader.read_by(end)
+
     def _settle(self) -> None:
         """No loop is open, and the loader is where the consumer is."""
         self._end_loop()
@@ -173,6 +179,7 @@ class Feed(Generic[T]):
         if source is self.loader and self._is_used:
             raise RuntimeError("an iterator can be fed once, and this one has been: give a loader that starts anew")
         self._is_used = self._is_ahead = True
+        self._tell(self._end_loop)
         lane = lane_to(self.device)
         on_the_way = in_thread(self._send(source, lane), self._ahead)
         unregister = atexit.unregister
@@ -185,6 +192,7 @@ class Feed(Generic[T]):
             self._is_ahead = False
         finally:
             unregister(self._end_loop)
+            self._tell(None)
             on_the_way.close()
             self._go_back()
 

@@ -10,7 +10,7 @@ one in use, the next one, the rows it is made of) and a row for each worker. Not
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -100,7 +100,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         self._started = True
-        return self._assembler.begin(self._batches())
+        return self._assembler.open.begin(self._batches())
 
     def __len__(self) -> int:
         """Steps of the next loop: all of an epoch, or what is left of it. Epochs may differ by a few rows."""
@@ -123,7 +123,7 @@ class Loader:
 
         A loop that is open ends.
         """
-        self._assembler.end()
+        self._assembler.open.end()
         self._at.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,11 +148,18 @@ class Loader:
         Raises:
             ValueError: a state of another plan.
         """
-        self._assembler.end()
+        self._assembler.open.end()
         self._at.load(state)
 
+    def read_by(self, end: Callable[[], None] | None) -> None:
+        """A feed takes the batches from now on, in a thread: what ends its loop, and so this one; None once it is over.
+
+        Whoever ends a loop of this loader, by `set_epoch`, `close` or a new loop, ends it by that.
+        """
+        self._assembler.open.read_by(end)
+
     def close(self) -> None:
-        """Ends the loop and its workers; an executor of your own stays."""
+        """Ends the loop and its workers; an executor of your own stays. A later loop starts workers anew."""
         self._assembler.close()
 
     def __enter__(self) -> Self:

@@ -24,6 +24,7 @@ from mmdp.ahead import ahead
 from mmdp.batching import batch, join, merge
 from mmdp.failures import Failures
 from mmdp.in_order import name_item
+from mmdp.open_loop import OpenLoop
 from mmdp.ray_call import CallStopped, answer, find
 from mmdp.ray_coordinator import NAME
 from mmdp.ray_deal import Dealt, DealtRow, Finished
@@ -116,7 +117,7 @@ class RankReader:
         self._ahead = ahead
         self._timeout = timeout
         self._started = False
-        self._loop: weakref.ref[Generator[Batch, None, None]] | None = None
+        self._open = OpenLoop()
         self._session = Session(address)
         try:
             self._actor = find(name, patience)
@@ -130,11 +131,8 @@ class RankReader:
         weakref.finalize(self, self._session.close)
 
     def __iter__(self) -> Iterator[Batch]:
-        self._end_loop()
         self._started = True
-        loop = self._batches()
-        self._loop = weakref.ref(loop)
-        return loop
+        return self._open.begin(self._batches())
 
     def __len__(self) -> int:
         """Steps of the next loop: all of an epoch, or what is left of it."""
@@ -145,7 +143,7 @@ class RankReader:
 
         A loop that is open ends.
         """
-        self._end_loop()
+        self._open.end()
         self._state = self._call("at_epoch", self._state, epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,12 +162,19 @@ class RankReader:
 
     def rewind(self, state: Mapping[str, Any]) -> None:
         """Back to a state of this very run: for who has taken batches ahead, and not handed them on."""
-        self._end_loop()
+        self._open.end()
         self._state = self._call("checked", state)
+
+    def read_by(self, end: Callable[[], None] | None) -> None:
+        """A feed takes the batches from now on, in a thread: what ends its loop, and so this one; None once it is over.
+
+        Whoever ends a loop of this loader, by `set_epoch`, `close` or a new loop, ends it by that.
+        """
+        self._open.read_by(end)
 
     def close(self) -> None:
         """Ends the loop, and leaves the coordinator."""
-        self._end_loop()
+        self._open.end()
         with contextlib.suppress(RuntimeError, TimeoutError):  # it has gone, and that is no matter now
             self._call("leave", self._rank)
         self._session.close()
@@ -179,11 +184,6 @@ class RankReader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _end_loop(self) -> None:
-        loop = self._loop() if self._loop is not None else None
-        if loop is not None:
-            loop.close()
 
     # A loop, in the consumer's thread
 

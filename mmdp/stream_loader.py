@@ -15,7 +15,7 @@ Memory, whatever the length of the stream, each sample as its tokens (8 bytes ea
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -123,7 +123,7 @@ class StreamLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self._started = True
-        return self._assembler.begin(self._batches())
+        return self._assembler.open.begin(self._batches())
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch that was handed out, whatever was read ahead; at most 4 kB as JSON."""
@@ -150,11 +150,18 @@ class StreamLoader:
         Raises:
             ValueError: a state of another source, encoder, budget, seed or window.
         """
-        self._assembler.end()
+        self._assembler.open.end()
         self._go_to(state)
 
+    def read_by(self, end: Callable[[], None] | None) -> None:
+        """A feed takes the batches from now on, in a thread: what ends its loop, and so this one; None once it is over.
+
+        Whoever ends a loop of this loader, by `set_epoch`, `close` or a new loop, ends it by that.
+        """
+        self._assembler.open.read_by(end)
+
     def close(self) -> None:
-        """Ends the loop and its workers; an executor of your own stays."""
+        """Ends the loop and its workers; an executor of your own stays. A later loop starts workers anew."""
         self._assembler.close()
 
     def __enter__(self) -> Self:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -19,7 +20,7 @@ from odd_sources import Kills
 from runs import Parts, Road, digest, trained
 
 from mmdp.device import feed
-from mmdp.executors import Processes, WorkerDied
+from mmdp.executors import Processes, Threads, WorkerDied
 from mmdp.loader import Loader
 from mmdp.refusals import Reason
 
@@ -95,6 +96,55 @@ def test_the_end_of_a_with_block_is_a_close(parts, is_fed):
         raise ZeroDivisionError
     assert [] == new_workers(before)
     assert next(loop, None) is None
+
+
+ENDS = {
+    "close": lambda loader: loader.close(),
+    "set_epoch": lambda loader: loader.set_epoch(loader.state_dict()["epoch"]),
+    "a new loop": lambda loader: None,
+}
+
+
+@pytest.mark.parametrize("executor", ["inline", "threads"])
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_what_ends_a_loop_ends_that_of_a_feed_too(parts, wanted, executor, end):
+    """In the midst of a loop over the feed, whose thread is in the loader: nothing is lost or comes twice."""
+    before = workers()
+    loader = Loader(*parts, batch_size=2, executor=executor, num_workers=2)
+    seen, fed = [], feed(loader, "cpu")
+    for batch in fed:
+        seen.append(digest(batch))
+        if len(seen) == 3:
+            end(loader)
+            seen += [digest(batch) for batch in islice(loader, 2)]
+    assert wanted[:5] == seen
+    seen += [digest(batch) for batch in islice(fed, 2)]  # and the feed goes on where the loader is
+    assert wanted[:7] == seen
+    fed.close()
+    assert [] == new_workers(before)
+    assert not [thread for thread in threading.enumerate() if thread.name == "mmdp-ahead"]
+
+
+def test_a_loop_in_another_thread_is_not_torn_apart(parts):
+    """Closed at the very moment in which another thread takes a batch: an error that says where to end it."""
+    taken, go = threading.Event(), threading.Event()
+
+    class Slow(Threads):
+        def run(self, function, items, **options):
+            for row in super().run(function, items, **options):
+                taken.set()
+                go.wait(SECONDS)
+                yield row
+
+    loader = Loader(*parts, batch_size=2, executor=Slow(1))
+    reader = threading.Thread(target=next, args=(iter(loader),))
+    reader.start()
+    assert taken.wait(SECONDS)
+    with pytest.raises(RuntimeError, match="another thread takes a batch of this loader"):
+        loader.close()
+    go.set()
+    reader.join()
+    loader.close()
 
 
 def test_an_executor_of_your_own_stays(parts, wanted):
