@@ -6,13 +6,15 @@ In: samples. Out: their sizes, for the packer, and the samples themselves, when 
 Leaves out: which samples share a row, and the order of rows (`stream_plan.py`).
 
 A sample is encoded from its text and its image headers, as `measure` does it, and no pixel is decoded. What can't be
-used, or fits no row, is refused with its reason, and told with the row that was packed from what came next.
+used, or fits no row, is refused with its reason, and told with the row that was packed from what came next. Where that
+befalls most of the samples, a warning says so.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +25,7 @@ from mmdp.batching import with_patience
 from mmdp.records import Budget, Encoded, Sample, Size
 from mmdp.refusals import DataError, Reason, counted
 from mmdp.sample_checks import check_sample
+from mmdp.sizes import ALARM_SHARE
 from mmdp.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 
 BARREN = 10_000
 """So many samples, one after the other, of which none fits a row: a stream that may have no end is given up."""
+
+ALARM_AFTER = 256
+"""So many samples tell how many are left out; it is looked at again whenever they have doubled, and at the end."""
 
 _MARK_EVERY = 64
 """Samples from one mark of the source to the next: what a resumed run may read in vain."""
@@ -140,6 +146,9 @@ class Arrivals:
         self._counts: Counter[str] = Counter()
         self._marks: deque[Mapping[str, Any]] = deque([start.mark] if start.mark is not None else [])
         self._read = start.read
+        self._num_judged = 0
+        self._first_refusal = ""
+        self._next_look: int | None = ALARM_AFTER  # at so many that were judged; None once the alarm was given
         self._num_bad = 0  # since the last that could be encoded
         self._num_barren = 0  # since the last that fits a row
         self._digest_at_start: str | None = ""
@@ -201,6 +210,10 @@ class Arrivals:
         for number, item in items:
             total = number + 1
             one = self._judge(number, item)
+            self._num_judged += 1
+            if self._num_judged == self._next_look:
+                self._next_look *= 2
+                self._warn_of_many()
             if one is None:
                 continue
             if held is not None:
@@ -208,6 +221,8 @@ class Arrivals:
                 yield self._keep(held)
             held = one
         if held is not None:
+            if not self._start.read:  # else this may be but the last few
+                self._warn_of_many()
             self._read = total
             yield self._keep(held)
         elif not self._start.read:
@@ -279,6 +294,7 @@ class Arrivals:
     def _refuse(self, number: int, error: DataError) -> None:
         self._refused[number] = error.reason
         self._counts[str(error.reason)] += 1
+        self._first_refusal = self._first_refusal or str(error)
         if self._counts[str(error.reason)] == 1:
             _log.warning("left out, and later ones of this kind will be counted only: %s", error)
         if self._num_bad >= self._max_failures:
@@ -291,6 +307,18 @@ class Arrivals:
                 f"none of the last {self._num_barren} samples that came fits a row of {self._budget} "
                 f"({dict(self._counts)}): give a larger budget, or leave them out of the stream"
             )
+
+    def _warn_of_many(self) -> None:
+        """Says so, once a pass, where more samples were left out than a sound set has bad ones."""
+        num_out = self._counts.total()
+        if self._next_look is None or num_out <= ALARM_SHARE * self._num_judged:
+            return
+        self._next_look = None
+        warnings.warn(
+            f"{num_out} of the {counted(self._num_judged, 'sample')} that {self._name} has given are left out: "
+            f"{dict(self._counts)}. First: {self._first_refusal}",
+            stacklevel=2,
+        )
 
     def _encode(self, number: int, item: Item) -> Arrived:
         if isinstance(item, DataError):

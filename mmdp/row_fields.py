@@ -112,6 +112,8 @@ def read_image(value: object, field: str, root: str) -> ImageRef:
     name = value
     if isinstance(value, bytes):  # a column of bytes, as tables have it
         return ImageRef("", root, value)
+    if _is_decoded(value):
+        _refuse_decoded(value, field)
     if isinstance(value, Mapping):
         data, name = value.get("bytes"), value.get("path")
         if data is not None and not isinstance(data, bytes):
@@ -129,3 +131,31 @@ def read_image(value: object, field: str, root: str) -> ImageRef:
     if not name and data is None:
         refuse(Reason.WRONG_FORM, field, "the name of the image is empty: name a file, or leave the image out")
     return ImageRef(encodable(name, field), root, data)
+
+
+def _is_decoded(value: object) -> bool:
+    """Whether this is an image as pixels: a picture of Pillow, an array of NumPy, a tensor of torch."""
+    of_type = type(value)  # not the value: Pillow makes an array of all pixels where its attribute is asked for
+    is_array = hasattr(of_type, "__array_interface__") or hasattr(of_type, "__array__")
+    return is_array and getattr(value, "shape", None) != ()  # a single number of NumPy has a shape too
+
+
+def _refuse_decoded(value: object, field: str) -> NoReturn:
+    """Says how to get the file that the pixels are of.
+
+    Pixels are not taken. `datasets` has let go of the file by now, and turned the picture as its EXIF says: encoding it
+    again takes time for each image, or changes its pixels, and the user can have the file for one line.
+    """
+    column, is_inside, _ = field.partition("[")
+    feature = "datasets.Image(decode=False)"
+    if column not in ("images", "image"):
+        remedy = "`dataset.decode(False)`, where it is streamed, or open what `dataset.to_parquet` has written"
+    else:
+        feature = f"datasets.List({feature})" if is_inside else feature
+        remedy = f'`dataset.cast_column("{column}", {feature})`, which gives the files'
+    refuse(
+        Reason.WRONG_FORM,
+        field,
+        f"found pixels (a {type(value).__name__}), wanted the image's file, as bytes or by its name: of a data set of "
+        f"`datasets`, go over {remedy}; else give the bytes of the file",
+    )

@@ -1,6 +1,7 @@
 """Whether what a source gave is a sample, and keeps what the rest counts on.
 
-Adds: `check_source` and `check_sample`, for what was made outside of this package. What `parse_row` made passes.
+Adds: `check_source` and `check_sample`, for what was made outside of this package; `table_remedy`, for tables in
+memory. What `parse_row` made passes.
 Leaves out: rows as they are read (`rows.py`), whether the images exist (`store.py`).
 """
 
@@ -20,10 +21,28 @@ def check_source(source: object) -> None:
     """
     needed = ("__len__", "__getitem__", "name", "fingerprint")
     if missing := [name for name in needed if not hasattr(source, name)]:
+        remedy = table_remedy(source)
         raise ValueError(
-            f"{shorten(source)} is no source, it lacks {', '.join(missing)}: open one with mmdp.open_source, or give "
-            "an object of your own that has them (the protocol mmdp.sources.Source)"
+            f"{f'this {type(source).__name__}' if remedy else shorten(source)} is no source, it lacks "
+            f"{', '.join(missing)}: {remedy or 'open one with mmdp.open_source'}, or give an object of your own that "
+            "has them (the protocol mmdp.sources.Source)"
         )
+
+
+def table_remedy(given: object) -> str:
+    """How to open a table that is in memory, such as a `datasets.Dataset`; empty where it is none.
+
+    >>> table_remedy(["a row"])
+    ''
+    """
+    path = "mmdp.open_source('x.parquet')"
+    if hasattr(given, "to_parquet"):
+        stream = "" if hasattr(given, "__len__") else ", or give its rows to mmdp.StreamLoader (docs/own_data.md)"
+        return f"write it once with .to_parquet('x.parquet'), and open that with {path}{stream}"
+    if isinstance(given, dict) and given and all(hasattr(split, "to_parquet") for split in given.values()):
+        split = shorten(next(iter(given)), 40)  # of a DatasetDict
+        return f"write one of its splits once with [{split}].to_parquet('x.parquet'), and open that with {path}"
+    return ""
 
 
 def check_sample(sample: object, giver: str = "the source") -> None:

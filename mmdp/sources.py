@@ -24,6 +24,7 @@ from mmdp.refusals import DataError, Reason, shorten
 from mmdp.remote import Access, is_remote, split_uri
 from mmdp.remote_source import RemoteSource, keep
 from mmdp.rows import parse_row, row_number
+from mmdp.sample_checks import table_remedy
 from mmdp.tables import StreamSource, TableSource, open_hub, open_parquet
 
 ACCEPTED = (
@@ -38,9 +39,13 @@ _OTHER_SUFFIXES = {
     ".ndjson": "has lines of JSON under another name: rename it to .jsonl",
     ".gz": "is compressed, and rows are read by their place in the file: unpack it with gunzip",
     ".zst": "is compressed, and rows are read by their place in the file: unpack it with unzstd",
+    ".arrow": "is a table of datasets: write its rows once with datasets.Dataset.from_file(IN).to_parquet('x.parquet')",
     ".tar": "is a shard, and rows are read by their place in the file: unpack it beside a .jsonl of its rows, "
     "or go over it with webdataset or tarfile and give its samples to mmdp.StreamLoader, see docs/own_data.md",
 }
+_SAVED_MARKS = {"dataset_dict.json": "['train']", "state.json": ""}
+"""Files by which a folder of `datasets.save_to_disk` is known, and what to take of it."""
+
 _OTHER_STARTS = {
     b"PAR1": "is a Parquet file: rename it to .parquet",
     b"\x1f\x8b": "is compressed: unpack it with gunzip",
@@ -91,11 +96,14 @@ def open_source(
         streaming: give samples as they come, for Parquet and the Hub: no length, and nothing is stored here.
 
     Raises:
+        TypeError: this is no address but an object, such as a `datasets.Dataset`; the message says what to do with it.
         ValueError: this can't be read, or there is nothing in it; the message says what can be. Or images are to come
             from a store into a stream.
         FileNotFoundError: no such file, or no such folder of images.
         OSError: a store refuses or fails (`FetchError`).
     """
+    if not isinstance(uri, str | os.PathLike):
+        raise _no_address(uri)
     config = config or Config()
     cache = config.cache_dir or cache_folder()
     uri = re.sub(r"(?<=[^:/])/+$", "", os.fspath(uri))  # a file, however it was completed by a shell
@@ -109,6 +117,15 @@ def open_source(
         assert not isinstance(source, StreamSource)
         return RemoteSource(source, root, Access.of(config, root))
     return source
+
+
+def _no_address(given: object) -> TypeError:
+    """The error for an object where an address belongs."""
+    remedy = table_remedy(given) or (
+        "an object of your own that has __len__, __getitem__, name and fingerprint needs no opening, and one that only "
+        "gives samples goes to mmdp.StreamLoader, see docs/own_data.md"
+    )
+    return TypeError(f"this {type(given).__name__} is no address of a data set: {remedy}. Accepted: {ACCEPTED}")
 
 
 def _open_local(uri: str, root: str | None, config: Config, cache: Path, *, streaming: bool) -> Source | StreamSource:
@@ -172,6 +189,12 @@ def _existing_file(uri: str) -> Path:
     path = Path(uri).expanduser()
     shown = shorten(str(path.absolute()), 300)
     if path.is_dir():
+        for mark, split in _SAVED_MARKS.items():
+            if (path / mark).is_file():
+                raise ValueError(
+                    f"{shown} is a folder that save_to_disk of datasets has made: write its rows once with "
+                    f"datasets.load_from_disk({uri!a}){split}.to_parquet('x.parquet'), and open that"
+                )
         files = sorted(file.name for file in path.iterdir() if file.suffix.lower() in _SUFFIXES)
         hint = f"open one of its files: {', '.join(map(shorten, files[:10]))}" if files else "no file in it can be read"
         raise ValueError(f"{shown} is a folder: {hint}. Accepted: {ACCEPTED}")

@@ -44,8 +44,8 @@ class StreamLoader:
     has one pass. A loop that is left early may be taken up again: nothing is lost, and nothing comes twice.
 
     Batches are those of `Loader`. A sample's index is its place in the stream, from 0, bad rows counted. What can't be
-    used or fits no row is told in `skipped` of the batch whose rows were packed from what came next. Filler rows come
-    only when a stream ends.
+    used or fits no row is told in `skipped` of the batch whose rows were packed from what came next; where that is more
+    than half of what came, a warning says so, once a pass. Filler rows come only when a stream ends.
 
     Each rank reads the whole stream, encodes every sample (in a thread of its own), and builds its own rows alone: so
     ranks see each sample once and take equal steps, without a word between them. The stream must be the same on all.

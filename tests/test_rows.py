@@ -1,9 +1,15 @@
 """Laws of `rows.py` and `row_fields.py`: three forms, one `Sample`, and one `DataError` for everything else."""
 
+import io
 import json
 import random
+import re
 
+import datasets
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from mmdp.records import ImageRef, Sample
 from mmdp.refusals import DataError, Reason
@@ -295,6 +301,55 @@ def test_bytes_are_an_image_as_they_are():
     assert b"GIF" == wanted[0].data
     assert wanted == parse(texts([b"GIF"], ("Why?", "So."))).images
     assert wanted == parse(texts(None, ("Why?", "So."), image=b"GIF")).images
+
+
+# Pictures that were decoded on the way
+
+
+def _table(feature, value):
+    """A data set of `datasets` of one row, its picture in a column of this type."""
+    turns = [[{"user": "Why?", "assistant": "So."}]]
+    key = "image" if isinstance(feature, datasets.Image) else "images"
+    return key, datasets.Dataset.from_dict({key: [value], "texts": turns}).cast_column(key, feature)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_decoded_column_says_how_to_keep_the_files(is_list, is_streamed):
+    """`datasets` gives pictures of Pillow; the column type that the message names gives the very file again."""
+    file = _png()
+    one = {"bytes": file, "path": None}
+    key, rows = _table(*((datasets.List(datasets.Image()), [one]) if is_list else (datasets.Image(), one)))
+    rows = rows.to_iterable_dataset() if is_streamed else rows
+    row = next(iter(rows))
+    assert isinstance(row[key][0] if is_list else row[key], Image.Image)
+    error = refusal(row)
+    assert (Reason.WRONG_FORM, f"{key}[0]" if is_list else key) == (error.reason, error.field)
+    assert "found pixels (a PngImageFile)" in error.message
+    (column, feature) = re.search(r'`dataset\.cast_column\("(\w+)", (.+)\)`', error.message).groups()
+    again = next(iter(rows.cast_column(column, eval(feature, {"datasets": datasets}))))
+    assert [file] == [image.data for image in parse(again).images]
+
+
+def test_a_decoded_picture_of_a_message_says_how_to_keep_the_files():
+    """Deep in a row no column can be named, so the whole stream is told not to decode."""
+    content = [{"type": "image", "image": Image.new("RGB", (4, 4))}]
+    message = refusal(chat(("user", content), ("assistant", "So."))).message
+    assert "dataset.decode(False)" in message
+    assert "dataset.to_parquet" in message
+
+
+@pytest.mark.parametrize("pixels", [np.zeros((9, 9, 3), np.uint8), torch.zeros(3, 9, 9)])
+def test_arrays_are_pixels_too(pixels):
+    """As `with_format("numpy")` and `with_format("torch")` give them; a number of NumPy is just no name."""
+    assert "found pixels (a " in refusal(texts([pixels], ("Why?", "So."))).message
+    assert "wanted the name of an image file" in refusal(texts([np.float32(3)], ("Why?", "So."))).message
+
+
+def _png():
+    file = io.BytesIO()
+    Image.new("RGB", (9, 7), "red").save(file, "PNG")
+    return file.getvalue()
 
 
 def test_images_without_places_stand_before_the_first_user_turn():

@@ -1,21 +1,29 @@
 """Laws of `mmdp.sources`: every good row once, every bad row by its place, from any process and at any size."""
 
 import gc
+import io
 import json
 import multiprocessing
 import os
 import pickle
 import random
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import psutil
 import pytest
+import small
+from PIL import Image
 
+import mmdp
 from mmdp import store
 from mmdp.config import Config
+from mmdp.encode import Encoder
+from mmdp.measuring import measure
 from mmdp.records import Sample
 from mmdp.refusals import DataError, Reason
 from mmdp.sources import open_source
@@ -164,6 +172,59 @@ def test_a_folder_says_which_of_its_files_can_be_read(tmp_path):
     (tmp_path / "dir.jsonl").mkdir()
     with pytest.raises(ValueError, match="is a folder"):
         open_source(tmp_path / "dir.jsonl")
+
+
+def table():
+    """Three rows in memory, one with a picture that lies in it as a file."""
+    rows = [row(number) for number in range(3)]
+    file = io.BytesIO()
+    Image.new("RGB", (9, 7), "red").save(file, "PNG")
+    rows[1]["images"] = [{"bytes": file.getvalue(), "path": None}]
+    made = datasets.Dataset.from_list(rows)
+    return made.cast_column("images", datasets.List(datasets.Image())), file.getvalue()
+
+
+def test_a_table_in_memory_says_how_to_open_it(tmp_path, monkeypatch):
+    """A `datasets.Dataset`, whole or in splits: the code that the error names opens it, pictures byte for byte."""
+    monkeypatch.chdir(tmp_path)
+    rows, file = table()
+    encoder = Encoder(small.tokenizer(), "fixed:4:side=8")
+    for given in (rows, datasets.DatasetDict({"all": rows}), rows.to_iterable_dataset()):
+        with pytest.raises(TypeError, match=f"this {type(given).__name__} is no address") as opened:
+            open_source(given)
+        with pytest.raises(ValueError, match=f"this {type(given).__name__} is no source") as measured:
+            measure(given, encoder, cache=tmp_path)
+        for error in (opened, measured):
+            assert isinstance(given, datasets.IterableDataset) == ("mmdp.StreamLoader" in str(error.value))
+            write_it, open_it = re.search(
+                r"once with (.*?\)), and open that with (mmdp\.\S+?\))", str(error.value)
+            ).groups()
+            eval(f"given{write_it}", {"given": given})
+            source = eval(open_it, {"mmdp": mmdp})
+            assert ["r0", "r1", "r2"] == [sample.id for sample in read_all(source)[0]]
+            assert file == source[1].images[0].data
+
+
+def test_what_is_no_address_is_said_with_the_way_in():
+    for given in ([row(0)], 7, None):
+        with pytest.raises(TypeError, match=r"is no address .*__getitem__.*StreamLoader.*Accepted: demo, a \.jsonl"):
+            open_source(given)
+
+
+def test_a_saved_table_says_how_to_open_it(tmp_path, monkeypatch):
+    """A folder of `save_to_disk`, of one table or of splits, and the file in it: the code in the error opens them."""
+    monkeypatch.chdir(tmp_path)
+    rows, file = table()
+    rows.save_to_disk("one")
+    datasets.DatasetDict({"train": rows}).save_to_disk("split")
+    for uri in ("one", "split", "one/data-00000-of-00001.arrow"):
+        with pytest.raises(ValueError, match="write its rows once with") as caught:
+            open_source(uri)
+        code = re.search(r"once with (datasets\S+)\.to_parquet\('x\.parquet'\)", str(caught.value)).group(1)
+        eval(code.replace("(IN)", f"({uri!r})"), {"datasets": datasets}).to_parquet("x.parquet")
+        source = open_source("x.parquet")
+        assert ["r0", "r1", "r2"] == [sample.id for sample in read_all(source)[0]]
+        assert file == source[1].images[0].data
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):

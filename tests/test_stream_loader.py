@@ -34,7 +34,7 @@ from streams import (
 
 import mmdp
 from mmdp import planner, stream_plan
-from mmdp.arrivals import BARREN
+from mmdp.arrivals import ALARM_AFTER, BARREN
 from mmdp.planner import BLOCK
 from mmdp.records import Sample
 from mmdp.refusals import DataError, Reason
@@ -213,6 +213,59 @@ def test_a_sample_that_fails_leaves_its_row(encoder, tmp_path, any_executor):
     strict = StreamLoader(Listed(source), encoder, mmdp.Budget(64, 3), executor=any_executor, strict=True)
     with pytest.raises(DataError, match=r"rows\.jsonl:(6|13) .*damaged_image"):
         list(strict)
+
+
+def _alarms(caught) -> list[str]:
+    return [str(one.message) for one in caught if "are left out" in str(one.message)]
+
+
+def test_a_stream_that_leaves_out_most_says_so_once():
+    """Long before an end that may never come; with the counts of both kinds, and the first message."""
+    loader = load(Drawn(None, flaws=3), batch_size=4)  # a third is bad, and a third too long
+    with pytest.warns(UserWarning, match="are left out") as caught:
+        seen = samples_of(islice(loader, 60))
+    assert max(seen) > 4 * ALARM_AFTER  # so it was looked at again, and nothing was said
+    loader.close()
+    (said,) = _alarms(caught)
+    drawn = [Drawn(None, flaws=3).sample(number) for number in range(ALARM_AFTER)]
+    wrong = Counter("no_answer" if isinstance(one, DataError) else "too_long" for one in drawn if _is_out(one))
+    assert f"{wrong.total()} of the {ALARM_AFTER} samples that drawn has given are left out" in said
+    assert all(f"'{reason}': {count}" in said for reason, count in wrong.items())
+    first = next(number for number, one in enumerate(drawn) if _is_out(one))
+    assert f"First: exact[{first}]" in said
+
+
+def _is_out(one: Sample | DataError) -> bool:
+    return isinstance(one, DataError) or "10000" in one.id
+
+
+def test_it_is_looked_at_again_when_the_stream_has_doubled():
+    """What goes bad late: of 512 one half, which is not yet more; of 1,024 three quarters."""
+    late = [exact(number, 60) if number < ALARM_AFTER else bad(number) for number in range(4 * ALARM_AFTER)]
+    end = [exact(number, 60) for number in range(4 * ALARM_AFTER, 5 * ALARM_AFTER)]
+    with pytest.warns(UserWarning, match=rf"{3 * ALARM_AFTER} of the 1,024 samples that .* First: exact\[256\]"):
+        list(load([*late, *end], max_failures=10**6))
+
+
+@pytest.mark.parametrize("count", [10, 2 * ALARM_AFTER, 2 * ALARM_AFTER + 100])
+def test_half_of_a_stream_may_be_left_out_in_silence(count, recwarn):
+    """As measured data may; one sample more, in a stream that ends early, is told."""
+    half = [exact(number, 60) if number % 2 else bad(number) for number in range(count)]
+    list(load(half))
+    assert not _alarms(recwarn)
+    list(load([*half, bad(count)]))
+    (said,) = _alarms(recwarn)
+    assert said.startswith(f"{count // 2 + 1} of the {count + 1} samples that the stream has given are left out")
+
+
+def test_a_resumed_pass_does_not_judge_a_stream_by_its_last_few(recwarn):
+    """Sixty bad samples behind four hundred good ones, of which a run that goes on late reads nearly none."""
+    stream = [*(exact(number, 60) for number in range(400)), *map(bad, range(400, 460))]
+    states = [batch.state for batch in load(stream, batch_size=1)]
+    again = load(stream, batch_size=1)
+    again.load_state_dict(next(state for state in states if 350 < state["read"] < 400))
+    assert 60 == len(skipped_of(list(again)))
+    assert not _alarms(recwarn)
 
 
 def test_strict_raises_a_bad_row(caplog):
