@@ -32,13 +32,18 @@ from mmdp.refusals import DataError, Reason
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COMMON = (
-    *("data", "image_folder", "tokenizer", "vision", "chat_template"),
+READING = (
     *("max_row_bytes", "http_hosts"),
     *("max_fetches", "connect_seconds", "read_seconds", "fetch_seconds", "fetch_retries"),
+)
+"""Whatever a message about reading tells people to raise."""
+
+COMMON = (
+    *("data", "image_folder", "tokenizer", "vision", "chat_template"),
+    *READING,
     *("seed", "samples", "strict", "figures", "report"),
 )
-"""Knobs that every stage has: what to read, and whatever a message about reading tells people to raise."""
+"""Knobs that every stage has."""
 
 _interrupted = threading.Event()
 
@@ -122,6 +127,8 @@ def _explain(kind: type[BaseException], error: BaseException, where: TracebackTy
     if issubclass(kind, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         _interrupted.set()
+    elif issubclass(kind, BrokenPipeError):  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is flushed at the end goes nowhere
     elif ours and (kind is RuntimeError or issubclass(kind, (ValueError, OSError, ImportError, DataError))):
         notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
         print(f"error: {error}{notes}\n  (MMDP_TRACEBACK=1 shows where)", file=sys.stderr)

@@ -11,6 +11,7 @@ store that is gone for a while is waited for, until the tries or the time of the
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from mmdp.refusals import DataError, Reason, shorten
 from mmdp.remote import (
     WEB,
     Access,
+    FetchError,
     MissingObjectError,
     Opened,
     Rest,
@@ -107,6 +109,7 @@ class _Client:
         self._gate = gate
         self._ignores_ranges = False
         self._is_gone = False
+        self._gave = -math.inf  # when it last gave a file
         self._store: Store
         if place.partition("://")[0] in WEB:
             from mmdp.web_store import WebStore
@@ -219,14 +222,20 @@ class _Client:
                     failures.append(error)
                 else:
                     self._is_gone = False
+                    self._gave = time.monotonic()
                     return done
                 since = since or time.monotonic()
                 if pause is not None:
                     self._note_gone(failures[-1], time.monotonic() - since + pause)
                     await clock.run(asyncio.sleep(pause))
         except TimeoutError:
-            raise given_up(self._uri(key), failures, self._access, is_late=True) from None
-        raise given_up(self._uri(key), failures, self._access, is_late=False)
+            raise self._given_up(key, failures, since, is_late=True) from None
+        raise self._given_up(key, failures, since, is_late=False)
+
+    def _given_up(self, key: str, failures: Sequence[TransientError], since: float, *, is_late: bool) -> FetchError:
+        return given_up(
+            self._uri(key), failures, self._access, is_late=is_late, others_came=bool(since) and self._gave > since
+        )
 
     def _note_gone(self, error: TransientError, seconds: float) -> None:
         if seconds > _WARN_SECONDS and not self._is_gone:

@@ -77,12 +77,16 @@ class Task:
     started: float | None = None
 
     def hand_over(self, on_error: OnError | None) -> Any:
-        """The result, which is the caller's alone from now on; raises what the function raised, the item named."""
+        """The result, which is the caller's alone from now on; raises what the function raised, the item named.
+
+        An error of data (`wire` says which) names its file and row itself.
+        """
         outcome, self.outcome = self.outcome, None
         if not isinstance(outcome, Raised):
             return outcome
         error = outcome.error
-        error.add_note(f"item {self.position} of the run: {name_item(self.item)}")
+        if not getattr(error, "says_all", False):
+            error.add_note(f"item {self.position} of the run: {name_item(self.item)}")
         try:
             if on_error is not None and isinstance(error, Exception):
                 return on_error(self.item, error)

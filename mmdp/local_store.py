@@ -198,6 +198,9 @@ def main() -> int:
     flags.add_argument("--bytes-per-second", type=float, default=math.inf, help="of all answers together")
     flags.add_argument("--seed", type=int, default=0, help="of the latencies")
     given = flags.parse_args()
+    from mmdp.cli import speak_plainly
+
+    speak_plainly()
     with tempfile.TemporaryDirectory(prefix="mmdp-store-") as root:
         (Path(root) / "buckets").mkdir()
         (Path(root) / "buckets" / BUCKET).symlink_to(given.folder.absolute())

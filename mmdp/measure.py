@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from mmdp.cli import parse_flags, print_messages
+from mmdp.cli import READING, parse_flags, print_messages, speak_plainly
 from mmdp.encode import Encoder
 from mmdp.measuring import measure
 from mmdp.records import Budget
@@ -23,9 +23,12 @@ def main(args: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if args is None else args)
     if arguments and not arguments[0].startswith("-"):
         arguments.insert(0, "--data")
+    if args is None:
+        speak_plainly()
     config = parse_flags(
         *("data", "image_folder", "tokenizer", "vision", "chat_template", "samples", "strict"),
         *("max_tokens", "max_images", "report"),
+        *READING,
         stage="Measure a data set beforehand: sizes, what is left out and why, and a budget that fits.",
         args=arguments,
         common=(),

@@ -79,7 +79,7 @@ def measure(
             order = np.random.default_rng(0).permutation(len(blocks))
             blocks = [blocks[number] for number in order]
             with closing(encode_blocks(source, encoder, blocks, strict=strict)) as encoded:
-                for _ in track(blocks, f"measuring {source.name}", unit_size=_BLOCK):
+                for _ in track(blocks, f"measuring {source.name}", size=len):
                     writer.add(next(encoded))
     sizes = read_sizes(tokens, total, fingerprint)
     for index in sorted(sizes.skipped) if strict else ():
@@ -126,7 +126,7 @@ def _retry(tokens: TokenCache, source: Source, encoder: Encoder, skipped: dict[i
     results: list[tuple[int, Encoded | DataError]] = []
     blocks = [np.array(again[start : start + _BLOCK]) for start in range(0, len(again), _BLOCK)]
     with closing(encode_blocks(source, encoder, blocks, strict=False)) as encoded:
-        for _ in track(blocks, f"looking again at refused rows of {source.name}", unit_size=_BLOCK):
+        for _ in track(blocks, f"looking again at refused rows of {source.name}", size=len):
             results += next(encoded)
     changed = [(index, one) for index, one in results if not isinstance(one, DataError) or one.reason != skipped[index]]
     if changed:

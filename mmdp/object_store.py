@@ -34,7 +34,16 @@ from typing import TYPE_CHECKING
 
 from mmdp.fetch_loop import held
 from mmdp.refusals import DataError, Reason, shorten
-from mmdp.remote import Access, FetchError, MissingObjectError, Rest, RestError, SilentError, TransientError
+from mmdp.remote import (
+    UNSIGNED,
+    Access,
+    FetchError,
+    MissingObjectError,
+    Rest,
+    RestError,
+    SilentError,
+    TransientError,
+)
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
@@ -143,12 +152,13 @@ class ObjectStore:
         if status == "404" or isinstance(error, FileNotFoundError):
             return MissingObjectError(answer or "404")
         if status in ("401", "403") or code in _CREDENTIALS:
-            return FetchError(
-                errno.EACCES,
-                f"{answer}: the store refuses access. Check that the credentials may read and list the bucket (where "
-                f"they may not list, a missing object is refused too): {_HOW_TO_SIGN[self._scheme]}",
-                uri,
+            how = (
+                "Check that the credentials may read and list the bucket (where they may not list, a missing object is "
+                f"refused too): {_HOW_TO_SIGN[self._scheme]}"
             )
+            if self._access.is_unsigned:
+                how = f"It was asked without credentials ({UNSIGNED[self._scheme]}), and is not public, or not there"
+            return FetchError(errno.EACCES, f"{answer}: the store refuses access. {how}", uri)
         if code in _TRANSIENT or _TRY_AGAIN.fullmatch(status):
             return TransientError(answer)
         if status in ("412", "416") or "non-partial response" in said or "Content-Range" in said:

@@ -35,7 +35,7 @@ _ENDPOINTS = {
     "az": ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
 }
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
-_UNSIGNED = {"s3": "AWS_SKIP_SIGNATURE", "gs": "GOOGLE_SKIP_SIGNATURE", "az": "AZURE_SKIP_SIGNATURE"}
+UNSIGNED = {"s3": "AWS_SKIP_SIGNATURE", "gs": "GOOGLE_SKIP_SIGNATURE", "az": "AZURE_SKIP_SIGNATURE"}
 
 
 class FetchError(OSError):
@@ -150,7 +150,7 @@ class Access:
             http_hosts=tuple(config.http_hosts),
             endpoint=_endpoint(scheme, environment),
             region=next(filter(None, map(environment.get, _REGIONS)), ""),
-            is_unsigned=environment.get(_UNSIGNED.get(scheme, ""), "").lower() in ("1", "true", "yes", "on"),
+            is_unsigned=environment.get(UNSIGNED.get(scheme, ""), "").lower() in ("1", "true", "yes", "on"),
         )
 
 
@@ -166,7 +166,9 @@ def pauses(access: Access) -> Iterator[float]:
         bound = min(LONGEST_WAIT, 2 * bound)
 
 
-def given_up(uri: str, failures: Sequence[TransientError], access: Access, *, is_late: bool) -> FetchError:
+def given_up(
+    uri: str, failures: Sequence[TransientError], access: Access, *, is_late: bool, others_came: bool = False
+) -> FetchError:
     """The error of a file that could not be had, with the knob that bounds what ended it.
 
     Args:
@@ -174,6 +176,7 @@ def given_up(uri: str, failures: Sequence[TransientError], access: Access, *, is
         failures: of all tries, in their order.
         access: how often and how long it was tried.
         is_late: the time was used up, and not the tries.
+        others_came: the same store gave other files meanwhile.
     """
     code = errno.ETIMEDOUT if is_late else errno.EIO
     if not failures:
@@ -187,7 +190,10 @@ def given_up(uri: str, failures: Sequence[TransientError], access: Access, *, is
     within, knob = (
         (f" within {access.fetch_seconds:g} s", "Config.fetch_seconds") if is_late else ("", "Config.fetch_retries")
     )
-    advice = f"see whether the store is up and its address right; {knob} says how long it is tried"
+    look = "see whether the store is up and its address right"
+    if others_came:
+        look = "other files came meanwhile, so see whether this one can be had at all: upload it again, or drop its row"
+    advice = f"{look}; {knob} says how long it is tried"
     return FetchError(code, f"{failures[-1]}, {tries}{within}: {advice}", uri)
 
 

@@ -89,7 +89,9 @@ class KeptFile:
             try:
                 blocks = range(-(-opened.size // _PIECE_BYTES))
                 what = f"fetching {self.path.name} (MiB)"
-                for _, piece in zip(track(blocks, what, unit_size=_PIECE_BYTES // 2**20), pieces, strict=False):
+                ends = [-(-min(opened.size, end * _PIECE_BYTES) // 2**20) for end in range(len(blocks) + 1)]  # in MiB
+                counted = track(blocks, what, size=lambda block: ends[block + 1] - ends[block])
+                for _, piece in zip(counted, pieces, strict=False):
                     part.write(piece)
                 if part.tell() != opened.size:
                     raise TransientError(f"{part.tell():,} of {opened.size:,} bytes came")

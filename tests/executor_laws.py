@@ -4,6 +4,7 @@ A test module takes them in by `from executor_laws import *`, and gives the fixt
 whose workers are other processes.
 """
 
+import re
 import threading
 from functools import partial
 
@@ -79,9 +80,8 @@ def test_an_error_of_data_comes_without_the_code_that_met_it(any_executor, kind)
     """Its message says what to mend; sixty lines of a worker's frames would hide it."""
     with pytest.raises(kind, match="of sample 3") as caught:
         list(any_executor.run(partial(work.meets, kind), range(6), depth=6))
-    notes = caught.value.__notes__
-    assert "item 3 of the run: 3" in notes[-1]
-    assert max(note.count("\n") for note in notes) == 0
+    notes = "".join(getattr(caught.value, "__notes__", []))
+    assert re.fullmatch(r"(in worker process \d+)?", notes), "nor with a number that means nothing to a reader"
 
 
 def test_an_error_may_be_replaced_by_a_result(any_executor):

@@ -96,6 +96,18 @@ def test_ctrl_c_ends_a_stage_with_130_and_no_traceback():
     assert "stopped\n" == done.stderr
 
 
+def test_a_reader_that_has_read_enough_ends_a_stage_without_a_word():
+    """`uv run 05_multimodal_knapsack.py | head -1`: no error, no traceback."""
+    code = "from mmdp.cli import parse_flags; parse_flags(stage='x')\nwhile True: print('a line of text' * 100)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.readline()
+    child.stdout.close()
+    assert "" == child.stderr.read()
+    assert 0 < child.wait(60) < 128
+
+
 def run_python(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code]
     whole = {name: value for name, value in os.environ.items() if name != "MMDP_TRACEBACK"} | environment
@@ -120,6 +132,23 @@ def test_what_a_message_of_reading_names_is_a_flag_of_every_stage():
     named = {*re.findall(r"\bConfig\.([a-z_]+)\b", code)} & {field.name for field in fields(Config)}
     assert {"fetch_retries", "read_seconds", "http_hosts"} <= named
     assert named - {"max_pixels"} <= {*COMMON}  # that one is of an encoder
+
+
+def test_a_line_of_one_is_in_the_singular():
+    """One sample is no samples."""
+    assert report_line("x", Tally(samples=1, rows=1, tokens=2000, images=1).as_dict()).startswith(
+        "[x] 1 sample | 1 row | 2,000 tokens | 1 image | padding 0.0%"
+    )
+
+
+def test_a_tally_keeps_the_first_thousand_that_failed():
+    """With their reasons, for messages; all are counted."""
+    tally = Tally()
+    for start in range(0, 1500, 500):
+        failed = dict.fromkeys(range(start, start + 500), Reason.DAMAGED_IMAGE)
+        tally.add(batch([row(3, 0, skipped=failed)], pad_id=0))
+    assert [*range(1000)] == [*tally.failed]
+    assert {"damaged_image": 1500} == tally.as_dict()["skipped"]
 
 
 def test_a_tally_adds_up_batches():

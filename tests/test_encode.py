@@ -115,3 +115,13 @@ def test_a_pickled_encoder_encodes_alike(data):
     assert encoder.fingerprint == other.fingerprint
     assert np.array_equal(encoder.encode(data[2]).ids, other.encode(data[2]).ids)
     assert encoder.fingerprint != Encoder(tokenizer(), "fixed:5").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("pad", "end", "wanted"), [("<pad>", "<|im_end|>", "<pad>"), (None, "<|im_end|>", "<|im_end|>"), (None, None, None)]
+)
+def test_padding_has_the_id_that_the_tokenizer_gives_it(pad, end, wanted):
+    """Its own mark first, else the end mark, else 0: an embedding of padding may be trained apart."""
+    own = tokenizer(marks=[*MARKS, "<pad>"])
+    own.pad_token, own.eos_token = pad, end
+    assert (own.convert_tokens_to_ids(wanted) if wanted else 0) == Encoder(own, "fixed:16").pad_id

@@ -320,6 +320,26 @@ def test_each_outage_is_spoken_of(reach, monkeypatch):
         assert 2 == len([one for one in said if "is tried again" in str(one.message)])
 
 
+def test_one_file_that_can_not_be_had_is_told_from_a_store_that_is_down(reach):
+    """Where others came meanwhile, longer waits would help nobody: the advice is about this file."""
+    with Shelf({"b/well.png": b"an image"}, refused={"b/broken.png": 500}) as shelf:
+        root = reach(shelf, fetch_retries=3)
+        stopped = threading.Event()
+
+        def read_others() -> None:
+            while not stopped.wait(0.02):
+                store.read(ImageRef("well.png", root))
+
+        with pytest.raises(FetchError, match=r"4 tries: see whether the store is up .* Config.fetch_retries"):
+            store.read(ImageRef("broken.png", root))  # nothing else was asked for
+        reader = threading.Thread(target=read_others)
+        reader.start()
+        with pytest.raises(FetchError, match=r"500.*4 tries: other files came meanwhile, .* upload it again, or drop"):
+            store.read(ImageRef("broken.png", root))
+        stopped.set()
+        reader.join()
+
+
 def test_a_body_that_is_shorter_than_was_said_is_fetched_again(reach, monkeypatch):
     """Whatever the client makes of it: a cut image is never handed on."""
     tries = []

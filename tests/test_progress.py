@@ -12,8 +12,8 @@ def test_a_line_says_how_many_of_what(monkeypatch, capsys):
         "serial: 1 of 2 steps",
         "serial: all 2 steps",
     ] == capsys.readouterr().err.splitlines()
-    assert [1] == list(progress.track([1], "reading", unit_size=2_000))
-    assert ["reading: 0 of 2,000", "reading: all 2,000"] == capsys.readouterr().err.splitlines()
+    assert ["ab", "c"] == list(progress.track(["ab", "c"], "reading", size=len))
+    assert ["reading: 0 of 3", "reading: 2 of 3", "reading: all 3"] == capsys.readouterr().err.splitlines()
 
 
 def test_a_short_job_says_nothing(capsys):

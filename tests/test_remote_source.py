@@ -296,7 +296,9 @@ def test_a_large_file_comes_with_a_bar_and_survives_a_cut(point_at, tmp_path, mo
     seen = []
     monkeypatch.setattr(remote_source, "_PIECE_BYTES", 2**16)
     monkeypatch.setattr(
-        remote_source, "track", lambda items, what, unit_size: seen.append((len(items), what)) or iter(items)
+        remote_source,
+        "track",
+        lambda items, what, size: seen.append((sum(map(size, items)), len(items), what)) or iter(items),
     )
     with Shelf({"b/rows.jsonl": data}, headers={"ETag": None}) as shelf:
         answer, cuts = shelf._answer, []
@@ -314,7 +316,7 @@ def test_a_large_file_comes_with_a_bar_and_survives_a_cut(point_at, tmp_path, mo
         source = mmdp.open_source("s3://b/rows.jsonl", config=Config(cache_dir=tmp_path))
     assert [1] == cuts
     assert 5000 == len(source)
-    assert [(-(-len(data) // 2**16), "fetching rows.jsonl (MiB)")] * 2 == seen
+    assert [(-(-len(data) // 2**20), -(-len(data) // 2**16), "fetching rows.jsonl (MiB)")] * 2 == seen
 
 
 @pytest.mark.parametrize(
@@ -342,6 +344,28 @@ def test_a_store_that_refuses_stops_at_once(point_at, tmp_path):
         with pytest.raises(FetchError, match="refuses access"):
             mmdp.open_source("s3://b/rows.jsonl", config=Config(cache_dir=tmp_path))
         assert 1 == len(shelf.asked)
+
+
+@pytest.mark.parametrize("is_unsigned", [True, False])
+def test_measuring_says_which_row_a_store_refuses(point_at, tmp_path, monkeypatch, is_unsigned):
+    """Through the command: a few lines, with the file, the row's line and a remedy that was not taken already."""
+    path = write_data(tmp_path / "near", (1, 1, 1))
+    files = upload(None, "b", path.parent, "v1")
+    with Shelf(files, refused={"b/v1/1-0.png": 403}) as shelf:
+        point_at(shelf.endpoint)
+        if is_unsigned:
+            monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+        command = [sys.executable, "-m", "mmdp.measure", "s3://b/v1/rows.jsonl"]
+        around = {name: value for name, value in os.environ.items() if name != "MMDP_TRACEBACK"}
+        around["MMDP_CACHE"] = str(tmp_path)
+        done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=100, check=False)
+    first, *more = done.stderr.splitlines()
+    assert 1 == done.returncode
+    assert first.startswith("error: [Errno 13] 403")
+    assert is_unsigned == ("It was asked without credentials (AWS_SKIP_SIGNATURE)" in first)
+    assert is_unsigned != ("set AWS_ACCESS_KEY_ID" in first)
+    assert first.endswith("'s3://b/v1/1-0.png'")
+    assert ["  while reading images[0] of rows.jsonl:2", "  (MMDP_TRACEBACK=1 shows where)"] == more
 
 
 def test_streams_of_a_store_are_refused(tmp_path):
