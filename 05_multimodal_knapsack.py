@@ -35,6 +35,7 @@ config = parse_flags(
     "max_images",
     "executor",
     "num_workers",
+    "depth",
     "train",
     "perfect",
     stage="05: packed rows with a token and an image budget, built in parallel",
@@ -110,6 +111,7 @@ loader = mmdp.Loader(
     batch_size=config.batch_size,
     executor=config.executor,
     num_workers=config.num_workers or None,
+    depth=config.depth,
     strict=config.strict,
 )
 

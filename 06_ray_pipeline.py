@@ -52,6 +52,7 @@ config = parse_flags(
     "max_tokens",
     "max_images",
     "num_workers",
+    "depth",
     "trace",
     stage="06: the same batches, from an object store, made in six ways with Ray",
 )
@@ -94,6 +95,7 @@ setup = ladder.Setup(
     plan,
     batch_size=config.batch_size,
     num_workers=config.num_workers or None,
+    depth=config.depth,
     device=device,
     strict=config.strict,
 )
@@ -278,7 +280,7 @@ last = rungs[-1]
 ends = [rungs[0], last] if len(rungs) > 1 else rungs
 report(
     "06 ray pipeline",
-    {**last.tally.as_dict(), "samples_per_second": last.samples_per_second},
+    {**last.tally.as_dict(), "seconds": None, "samples_per_second": None},  # the table has that of each rung
     config,
     ", ".join(f"waits {rung.wait_ratio:.1%} on {rung.rung.name}" for rung in ends),
     sizes.messages(budget, source),
@@ -330,7 +332,9 @@ if failures:
 # <details><summary>Answers</summary>
 #
 # 1. Serial changes most: it pays the distance for each image, one by one. Concurrent pays it once or twice a step.
-#    From prefetch on it is paid while the trainer works, and hardly shows but in the first batch.
+#    From prefetch on it is paid while the trainer works, and hardly shows but in the first batch, as long as enough
+#    rows are in flight. Far away, or on a busy machine, three batches may be too few, and the diagnosis says so: then
+#    `--depth 48`.
 # 2. It waits again: for a quarter to two thirds of the time in our runs on two processors. CPU, I/O and memory, which
 #    is the rows in flight, are now worth nearly the same, so from run to run another one is named. Decoding alone
 #    takes longer than such a trainer: more actors help while there are processors, here or on other nodes; after that

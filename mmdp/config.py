@@ -44,6 +44,7 @@ class Config:
         strict: raise on the first bad sample instead of counting it.
         executor: where rows are built: `inline`, `threads`, `processes` or `ray`.
         num_workers: threads or processes that build rows; 0 for none in a DataLoader, and one a processor in a Loader.
+        depth: rows in flight where they are made ahead, at least a batch; None for two to three batches.
         cache_dir: where the demo set, indices and token caches lie; None for `cache_folder()`.
         max_fetches: files of a store that one process fetches at a time.
         max_fetch_bytes: bytes of files that one process fetches at a time; a larger file is fetched alone.
@@ -81,6 +82,7 @@ class Config:
     strict: bool = False
     executor: Literal["inline", "threads", "processes", "ray"] = "threads"
     num_workers: int = 0
+    depth: int | None = None
     cache_dir: Path | None = None
     max_fetches: int = 64
     max_fetch_bytes: int = 256 * 2**20
@@ -111,6 +113,7 @@ class Config:
             "max_pixels": 1,
             "max_row_bytes": 1,
             "num_workers": 0,
+            "depth": 1,
             "train": 0,
             "steps": 5,
             "train_ms": 0,
