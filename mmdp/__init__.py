@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mmdp.isolation import check_isolation
     from mmdp.loader import Loader
     from mmdp.measuring import measure
+    from mmdp.mixture import mix
     from mmdp.objective import loss
     from mmdp.packed_dataset import PackedDataset
     from mmdp.planner import plan
@@ -56,6 +57,7 @@ __all__ = [
     "knapsack",
     "loss",
     "measure",
+    "mix",
     "open_source",
     "packed_trainer",
     "plan",
@@ -80,6 +82,7 @@ _HOME = {
     "join": "batching",
     "loss": "objective",
     "measure": "measuring",
+    "mix": "mixture",
     "open_source": "sources",
     "packed_trainer": "trainer",
     "plan": "planner",

@@ -40,6 +40,19 @@ def test_batches_are_those_of_inline(kept, tmp_path):
     assert wanted[length + 3] == digest(next(iter(again)))
 
 
+def test_a_mix_is_built_by_actors_as_inline(kept, tmp_path):
+    """Each actor opens the sources of the mixture that was sent to it."""
+    one, other = make_parts(tmp_path / "one"), make_parts(tmp_path / "other", (0, 2), repeat=6)
+    source = mmdp.mix([(one.source, 0.5), (other.source, 2)])
+    plan = mmdp.plan(mmdp.measure(source, one.encoder), mmdp.Budget(64, 3), window=8, block=2, buffer=16)
+    loaders = [
+        Loader(source, one.encoder, plan, batch_size=2, executor=each, max_bytes=2**25) for each in ("inline", kept)
+    ]
+    inline, by_actors = ([digest(batch) for batch in loader] for loader in loaders)
+    assert len(inline) > 4
+    assert inline == by_actors
+
+
 def test_a_loader_makes_its_own_actors_and_ends_them(ray_cluster):
     """By name; the arrays of a batch are its own, whatever the store does."""
     plain = Plain(12, side=200)

@@ -78,7 +78,17 @@ def hub(folder: Path, words: str) -> Source:
     return mmdp.open_source(f"hf:{folder}/default", config=Config(cache_dir=folder / "cache"))
 
 
-MAKERS: dict[str, Callable[[Path, str], Source]] = {"by hand": by_hand, "lines": lines, "parquet": table, "hub": hub}
+def mix(folder: Path, words: str) -> Source:
+    return mmdp.mix([(lines(folder / "lines", words), 0.5), (by_hand(folder / "by hand", words), 0.5)])
+
+
+MAKERS: dict[str, Callable[[Path, str], Source]] = {
+    "by hand": by_hand,
+    "lines": lines,
+    "parquet": table,
+    "hub": hub,
+    "mix": mix,
+}
 
 
 @pytest.fixture(params=MAKERS)
