@@ -24,7 +24,7 @@ def check_source(source: object) -> None:
         remedy = table_remedy(source)
         raise ValueError(
             f"{f'this {type(source).__name__}' if remedy else shorten(source)} is no source, it lacks "
-            f"{', '.join(missing)}: {remedy or 'open one with mmdp.open_source'}, or give an object of your own that "
+            f"{', '.join(missing)}: {remedy or 'open one with mmdp.open_source'}; or give an object of your own that "
             "has them (the protocol mmdp.sources.Source)"
         )
 
@@ -35,13 +35,14 @@ def table_remedy(given: object) -> str:
     >>> table_remedy(["a row"])
     ''
     """
-    path = "mmdp.open_source('x.parquet')"
+    rest = "to_parquet('x.parquet'), and open that with mmdp.open_source('x.parquet')"
+    if hasattr(given, "save_to_disk"):  # to_parquet writes the paths of images that are named by one
+        rest += "; where it names images by path, save_to_disk takes the files in: write what load_from_disk then gives"
     if hasattr(given, "to_parquet"):
         stream = "" if hasattr(given, "__len__") else ", or give its rows to mmdp.StreamLoader (docs/own_data.md)"
-        return f"write it once with .to_parquet('x.parquet'), and open that with {path}{stream}"
+        return f"write it once with .{rest}{stream}"
     if isinstance(given, dict) and given and all(hasattr(split, "to_parquet") for split in given.values()):
-        split = shorten(next(iter(given)), 40)  # of a DatasetDict
-        return f"write one of its splits once with [{split}].to_parquet('x.parquet'), and open that with {path}"
+        return f"write one of its splits once with [{shorten(next(iter(given)), 40)}].{rest}"  # a DatasetDict
     return ""
 
 

@@ -205,6 +205,24 @@ def test_a_table_in_memory_says_how_to_open_it(tmp_path, monkeypatch):
             assert file == source[1].images[0].data
 
 
+def test_a_table_of_paths_is_opened_by_way_of_the_disk(tmp_path, monkeypatch):
+    """`to_parquet` leaves files that are named by path where they are; saved and loaded, the table holds them."""
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (9, 7), "red").save("a.png")
+    rows = datasets.Dataset.from_list([row(0) | {"images": [str(tmp_path / "a.png")]}])
+    rows = rows.cast_column("images", datasets.List(datasets.Image()))
+    rows.to_parquet("x.parquet")
+    assert open_source("x.parquet")[0].images[0].data is None  # why the error goes on to say what it says
+    with pytest.raises(TypeError, match="by path, save_to_disk takes the files in: write what load_from_disk then"):
+        open_source(rows)
+    rows.save_to_disk("saved")
+    datasets.load_from_disk("saved").to_parquet("x.parquet")
+    assert (tmp_path / "a.png").read_bytes() == open_source("x.parquet")[0].images[0].data
+    with pytest.raises(TypeError) as caught:
+        open_source(SimpleNamespace(to_parquet=None))
+    assert "save_to_disk" not in str(caught.value)
+
+
 def test_what_is_no_address_is_said_with_the_way_in():
     for given in ([row(0)], 7, None):
         with pytest.raises(TypeError, match=r"is no address .*__getitem__.*StreamLoader.*Accepted: demo, a \.jsonl"):
