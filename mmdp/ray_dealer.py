@@ -295,9 +295,10 @@ class Dealer:
         return position
 
     def _epoch(self, number: int) -> Any:
-        """The rows of an epoch, planned once for all ranks."""
-        if number not in self._epochs:
-            self._epochs[number] = self._plan.epoch(number)
+        """The rows of an epoch, planned once for all ranks, window by window as they are asked for."""
+        epoch = self._epochs.get(number)
+        if epoch is None:  # `or` would ask for its length, and so plan all of it
+            epoch = self._epochs.setdefault(number, self._plan.epoch(number))
             for old in sorted(self._epochs)[:-_KEPT_EPOCHS]:
                 self._epochs.pop(old, None)
-        return self._epochs.get(number) or self._plan.epoch(number)
+        return epoch

@@ -1,12 +1,15 @@
 """Laws of the coordinator and its ranks: the batches of Loader, bit for bit, whoever dies; and what it costs."""
 
+import gc
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -22,11 +25,14 @@ from mmdp import ray_reader
 from mmdp.loader import Loader
 from mmdp.ray_call import CallStopped
 from mmdp.ray_coordinator import Coordinator
+from mmdp.ray_deal import Job, Terms
+from mmdp.ray_dealer import Dealer
 from mmdp.ray_fetch import BlockLost, fetch
 from mmdp.ray_reader import RankReader
 from mmdp.ray_start import used_store_bytes
 from mmdp.refusals import DataError, Reason
 from mmdp.seen import see
+from mmdp.steps import Position
 
 TESTS = Path(__file__).parent
 SECONDS = 30  # in which a thing that ends "within seconds" must have ended, however busy the machine is
@@ -87,6 +93,43 @@ def begins(wanted: list[list[str]], seen: list[list[str]], start: int = 0) -> bo
 def close(ranks: list[RankReader]) -> None:
     for rank in ranks:
         rank.close()
+
+
+# The plan, in the actor's class, without Ray
+
+
+@pytest.fixture
+def dealer() -> Dealer:
+    plain = plain_parts(Plain(400))
+    terms = Terms(plain.plan.fingerprint, 2, WORLD, False, 64, 0, False, 10)
+    job = Job(terms, pickle.dumps(plain.plan), b"", [], 6, 2**20, False, 1, 0.1, 1, "together", "", "")
+    return Dealer(job)
+
+
+def test_two_epochs_are_kept(dealer):
+    """A coordinator that kept every plan would grow without end. Those that are kept are the same for all ranks."""
+    kept, start = [], Position(dealer._steps(0)).state()
+    for number in range(5):
+        of_ranks = [dealer._begun(rank, start | {"epoch": number}).epoch for rank in range(WORLD)]
+        assert [number] * WORLD == [epoch.number for epoch in of_ranks]
+        assert of_ranks[0] is of_ranks[1]
+        kept.append(weakref.ref(of_ranks[0]))
+        del of_ranks
+    gc.collect()
+    assert [False, False, False, True, True] == [epoch() is not None for epoch in kept]
+    assert 1 == dealer._epoch(1).number, "a rank that is far behind"
+    assert {3, 4} == dealer._epochs.keys()
+
+
+def test_an_epoch_is_planned_no_further_than_ranks_are(dealer):
+    """The first rows of a large plan come at once: a rank that begins does not wait until all of it is packed."""
+    state = Position(dealer._steps(0)).state()
+    epoch = dealer._begun(0, state).epoch
+    begun = epoch.num_bytes
+    assert dealer._begun(1, state).epoch is epoch
+    assert begun == epoch.num_bytes
+    assert 0 < len(epoch)
+    assert begun < epoch.num_bytes
 
 
 # Law 7, law 12
@@ -341,6 +384,7 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 from mmdp.ray_reader import RankReader
 from mmdp.seen import see
+from mmdp.steps import Position
 
 with RankReader("shared", 1, 2, address={address!r}) as reader:
     reader.load_state_dict(json.loads(sys.argv[1]))
