@@ -15,6 +15,7 @@ from mmdp.in_order import Task
 from mmdp.ray_engine import Engine
 from mmdp.ray_fetch import BlockLost, fetched
 from mmdp.ray_job import Built, Run
+from mmdp.ray_start import load_ray
 from mmdp.ray_worker import Block, unpack
 from mmdp.wire import Raised, WorkerDied, WorkerError
 
@@ -104,7 +105,8 @@ class RayCrew:
         """The function goes to the actors with the first item."""
 
     def submit(self, task: Task) -> None:
-        """Gives an item to the actors."""
+        """Gives an item to the actors; RuntimeError in a fork, where none would take it."""
+        load_ray()
         self._engine.begin(self._see_to(task))
 
     async def _see_to(self, task: Task) -> None:
@@ -148,7 +150,8 @@ class RayCrew:
             return Raised(WorkerError(lost)), True
 
     def wait(self, task: Task, timeout: float | None) -> None:
-        """Returns once the task is done, its result unpacked."""
+        """Returns once the task is done, its result unpacked; RuntimeError in a fork, where it never would be."""
+        load_ray()
         with self._finished:
             while not task.done:
                 if self._failure is not None:

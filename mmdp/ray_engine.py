@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -43,6 +44,7 @@ class Engine:
     ) -> None:
         self._first = threading.Lock()  # never released: whoever has it closes
         self._unregister = atexit.unregister  # a run that ends with the interpreter finds no module any more
+        self._pid = os.getpid()
         self._session = Session(address, num_cpus=num_workers * num_cpus)
         try:
             check_cpus(num_workers, num_cpus)
@@ -71,6 +73,8 @@ class Engine:
 
     def close(self) -> None:
         """Ends the actors and the loop, and leaves Ray; but once, whoever comes: the exit, a user, the collector."""
+        if os.getpid() != self._pid:  # a fork ends nothing
+            return
         if threading.current_thread() is self._thread:  # the garbage collector may close a run from any thread
             threading.Thread(target=self.close, name="mmdp-ray-close").start()
             return

@@ -1,6 +1,6 @@
 """A Ray of our own on this machine: started quietly, for this program only, and ended without a trace.
 
-Adds: `LocalRay`; `sweep`, after those that were killed; `on_loopback`, for who joins one.
+Adds: `LocalRay`; `sweep`, after those that were killed; `on_loopback` and `sigterm_stays`, for who joins one too.
 Leaves out: whether one is wanted, and who still needs it (`ray_start`).
 
 It has no dashboard, reports nothing to anybody, prints nothing, and leaves no file behind: what a program that was
@@ -11,6 +11,7 @@ whoever reaches a port of Ray can run code here.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import math
 import os
@@ -40,6 +41,10 @@ _LONGEST_FOLDER = 40
 
 _KEPT_TASKS = 10_000
 """Finished calls that Ray remembers, at 3.5 kB each; by default 100,000, for a dashboard that there is none of."""
+
+
+_SIGACTION_BYTES = 1024
+"""Room for what the system keeps of a signal's handler: 152 bytes on Linux, 16 on macOS."""
 
 
 class LocalRay:
@@ -85,7 +90,8 @@ class LocalRay:
         self._over.set()
 
     def _discard(self) -> None:
-        self._ray.shutdown()
+        with sigterm_stays():
+            self._ray.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
@@ -100,7 +106,7 @@ class LocalRay:
             self.folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
             self._lock = _lock(Path(self.folder))
             try:
-                with on_loopback():
+                with on_loopback(), sigterm_stays():
                     self._ray.init(**options, _temp_dir=self.folder)
                 return
             except ValueError:
@@ -175,6 +181,31 @@ def on_loopback() -> Iterator[None]:
         yield
     finally:
         constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def sigterm_stays() -> Iterator[None]:
+    """Inside, Ray begins or ends; SIGTERM stays with Python.
+
+    The C++ of Ray takes the signal for itself when a program connects: it prints a stack, has the program aborted 3 s
+    later by an alarm that nobody stops, and only then calls Python. Ending actors takes longer than that, and writing a
+    checkpoint does. When Ray ends, it leaves the signal without any handler. What Ray sets in Python stays: SystemExit
+    in the main thread; a handler of the user's own goes before that one.
+    """
+    if fcntl is None:  # Windows has no such signal
+        yield
+        return
+    before, found = signal.getsignal(signal.SIGTERM), ctypes.create_string_buffer(_SIGACTION_BYTES)
+    system = ctypes.CDLL(None)
+    system.sigaction(int(signal.SIGTERM), None, found)
+    try:
+        yield
+    finally:
+        handler = before if callable(before) else signal.getsignal(signal.SIGTERM)
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+        else:  # no other thread may ask Python
+            system.sigaction(int(signal.SIGTERM), found, None)
 
 
 def num_processors() -> int:

@@ -17,6 +17,9 @@ Nobody else's Ray is ever ended. One that is started here listens on the loopbac
 reach it there: where they are not to be trusted, set `RAY_AUTH_MODE=token` before, and every process that joins needs
 the token. A plain `ray start --head` may ask for one too: it is joined as it is, from its own machine and by its own
 user; elsewhere set `RAY_AUTH_MODE=token`, and see `ray_auth`.
+
+No thread of Ray lives on in a forked process, and a call would wait there for ever. So a process that was forked after
+its parent had used Ray is refused, whatever it asks of Ray.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from importlib import import_module
 from typing import Any
 
 from mmdp.ray_auth import AUTH_MODE, AskedForToken, TokenMode
-from mmdp.ray_local import LocalRay, num_processors, on_loopback
+from mmdp.ray_local import LocalRay, num_processors, on_loopback, sigterm_stays
 
 NAMESPACE = "mmdp"
 """Where named actors are found by all programs on one cluster."""
@@ -51,6 +54,7 @@ _WHERE_WE_START = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_worker_niceness": "0",  # Ray's 15: beside other work, an actor gets a thirtieth of what any process gets
 }
+_GC_THREAD = "PythonGCThread"  # of Ray, in each process that is on it
 _REACH_SECONDS = 10.0  # for a cluster to take a connection
 _EXIT_SECONDS = 60.0  # that the program's end waits for a thread which starts or ends Ray
 
@@ -66,6 +70,7 @@ class _Hold:
         is_foreign: Ray was there before the first of them.
         local: the Ray that was started here.
         pid: of the process that did.
+        user: the process that has used Ray, this one or one that it was forked from.
         settings: of the environment, that are ours and not the user's.
         mode: whether our token is shown to the one that was joined.
     """
@@ -76,6 +81,7 @@ class _Hold:
     is_foreign: bool = False
     local: LocalRay | None = None
     pid: int = 0
+    user: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
     mode: TokenMode = field(default_factory=TokenMode)
 
@@ -94,7 +100,8 @@ class Session:
     Raises:
         ImportError: ray is not installed.
         ValueError: this program is on another cluster already.
-        RuntimeError: no Ray at the address, one that asks for a token, or none can be started.
+        RuntimeError: no Ray at the address, one that asks for a token, or none can be started; or this process was
+            forked from one that has used Ray.
     """
 
     def __init__(
@@ -103,6 +110,8 @@ class Session:
         address = address or os.environ.get("RAY_ADDRESS")
         self._token = object()
         self._pid = os.getpid()
+        load_ray()  # a fork is refused before it waits for a lock that nobody gives back there
+        _hold.user = self._pid
         try:
             with _hold.lock:
                 ray = load_ray(starts=address is None)
@@ -114,6 +123,8 @@ class Session:
                         _start(ray, num_cpus, store_bytes)
                 elif not _hold.sessions:
                     _hold.is_foreign = True
+                    with sigterm_stays():
+                        pass
                 here = str(ray.get_runtime_context().gcs_address)
                 if address is not None and not _is_at(address, here):
                     raise ValueError(
@@ -145,6 +156,7 @@ def load_ray(*, starts: bool = False) -> Any:
 
     Raises:
         ImportError: it is not installed.
+        RuntimeError: this process was forked from one that has used Ray.
     """
     for name, value in (_EVERYWHERE | _WHERE_WE_START if starts else _EVERYWHERE).items():
         if name not in os.environ:
@@ -156,7 +168,38 @@ def load_ray(*, starts: bool = False) -> Any:
     if os.environ[_UV] == "0":  # Ray has read it when it was imported, which may have been before
         constants: Any = import_module("ray._private.ray_constants")
         constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
+    _refuse_fork(ray)
     return ray
+
+
+def _refuse_fork(ray: Any) -> None:
+    """Refuses where the process that this one was forked from has used Ray, by our hand or by its user's own.
+
+    A Ray that is over is no better: gRPC stays behind in the process, and the next Ray of a fork never comes up.
+    """
+    if ray.is_initialized() and _hold.user is None:
+        _hold.user = 0 if _has_no_threads() else os.getpid()
+    if _hold.user not in (None, os.getpid()):
+        raise RuntimeError(
+            f"process {os.getpid()} was forked after {f'process {_hold.user}' if _hold.user else 'its parent'} had "
+            'used Ray, and no thread of Ray survives that: a call would wait for ever. Start processes by "spawn": '
+            'multiprocessing.get_context("spawn"), or multiprocessing_context="spawn" of a DataLoader'
+        )
+
+
+def _has_no_threads() -> bool:
+    """Whether the threads that Ray keeps in each program, as Python knows them, have all gone, as in a fork.
+
+    Ray itself does not say in which process it was initialised. Where its threads are not found under these names, of
+    a version to come, nobody is refused.
+    """
+    worker: Any = import_module("ray._private.worker").global_worker
+    listens = getattr(worker, "listener_thread", None)  # it ends too when the cluster has gone; the other one stays
+    return (
+        listens is not None
+        and not listens.is_alive()
+        and all(thread.name != _GC_THREAD for thread in threading.enumerate())
+    )
 
 
 def _is_at(address: str, here: str) -> bool:
@@ -190,7 +233,8 @@ def _join(ray: Any, address: str) -> None:
                 if _is_on_loopback_alone(ray, host, int(port)):
                     settings.enter_context(on_loopback())
             logging.getLogger("ray").setLevel(logging.ERROR)  # as `init` does too, behind its first lines
-            ray.init(address=address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False)
+            with sigterm_stays():
+                ray.init(address=address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False)
     except AskedForToken:
         raise
     except Exception as error:
@@ -246,7 +290,8 @@ def _settle() -> None:
 def _end() -> None:
     local, _hold.local = _hold.local, None
     if local is None:
-        load_ray().shutdown()
+        with sigterm_stays():
+            load_ray().shutdown()
         _hold.mode.leave()
         return
     atexit.unregister(_end_with_program)

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -45,6 +46,12 @@ with RayExecutor(1) as actors:
 """
 
 
+def environment() -> dict[str, str]:
+    """For a program that has no Ray yet, and imports what tests do."""
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": path}
+
+
 def listening(processes: list[psutil.Process]) -> dict[str, set[str]]:
     """Names of processes, to the addresses where they listen."""
     found: dict[str, set[str]] = {}
@@ -68,8 +75,7 @@ def own() -> dict:
         stdin=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
-        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])},
+        env=environment(),
     )
     folder = process.stdout.readline().strip()
     assert folder, process.communicate(timeout=60)[1]
@@ -99,6 +105,195 @@ def test_a_ray_of_our_own_ends_with_the_program(own):
     assert [] == own["alive"]
     assert (True, False) == own["folder"]
     assert set() == own["shared"]
+
+
+TERMINATED = """
+import itertools, signal, sys, threading, time
+
+whose = sys.argv[1]
+if whose == "own handler":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+if whose == "own ray":
+    import ray
+
+    ray.init(address="local", include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+
+import work
+from mmdp.ray_executor import RayExecutor
+from mmdp.ray_start import Session
+
+try:
+    if whose == "own handler":  # and Ray is started by another thread, as below `feed`
+        starts = threading.Thread(target=Session)
+        starts.start()
+        starts.join()
+    with RayExecutor(1, num_cpus=0.1) as actors:
+        for result in actors.run(work.short, itertools.count(), depth=4):
+            if result == 3:
+                print("at work", flush=True)
+finally:
+    time.sleep(4)  # writes a checkpoint
+    print("saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("whose", "code"),
+    [("none", signal.SIGTERM), ("own handler", 7), pytest.param("own ray", signal.SIGTERM, marks=pytest.mark.long)],
+)
+def test_sigterm_ends_a_program_as_it_should(whose, code):
+    """Preemption is no crash: however long the end takes, it is one by SystemExit, and no process is left.
+
+    Ray's C++ takes the signal for itself and has the program aborted after 3 s.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", TERMINATED, whose],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        assert "at work" == process.stdout.readline().strip(), process.communicate(timeout=60)[1]
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (code, "saved") == (process.returncode, out.strip()), err
+    assert "SIGTERM" not in err
+    assert len(family) > 4, "the case did not arise"
+    assert [] == psutil.wait_procs(family, SECONDS)[1]
+
+
+def test_sigterm_stays_with_python_in_every_thread():
+    """What is written in C over the handler of the user, in whichever thread, is gone afterwards."""
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(threading.current_thread()))
+
+    def taken():
+        with ray_local.sigterm_stays():
+            ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(int(signal.SIG_IGN)))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        for num_heard, thread in enumerate((threading.Thread(target=taken), threading.Thread(target=taken), None)):
+            if thread is None:
+                taken()
+            else:
+                thread.start()
+                thread.join()
+            assert num_heard == len(heard)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert 3 == len(heard)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+FORKS = """
+import json, multiprocessing, sys, time
+import ray, work
+
+whose = sys.argv[1]
+
+
+def child(sender, goes_to_ray):
+    from mmdp import ray_start
+    from mmdp.ray_coordinator import Coordinator
+    from mmdp.ray_executor import RayExecutor
+    from mmdp.ray_reader import RankReader
+
+    plain, plan = parts()
+    goes_to_ray |= {
+        "session": ray_start.Session,
+        "cpus": ray_start.total_cpus,
+        "executor": lambda: list(RayExecutor(1).run(work.short, range(2), depth=2)),
+        "executor of all": lambda: list(RayExecutor().run(work.short, range(2), depth=2)),
+        "loader": lambda: next(iter(mmdp.Loader(plain, plain, plan, batch_size=2, executor="ray", num_workers=1))),
+        "reader": RankReader,
+        "coordinator": lambda: Coordinator(plain, plain, plan, batch_size=2),
+    }
+    for name, goes in goes_to_ray.items():
+        start = time.monotonic()
+        try:
+            goes()
+            error = "none"
+        except RuntimeError as raised:
+            error = str(raised)
+        sender.send((name, error, time.monotonic() - start))
+    sender.close()
+
+
+def parts():
+    global mmdp
+    import mmdp
+    from ray_work import Plain
+
+    plain = Plain(12)
+    return plain, mmdp.plan(mmdp.measure(plain, plain), mmdp.Budget(64, 2))
+
+
+def forked(**goes_to_ray):
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=child, args=(sender, goes_to_ray))
+    process.start()
+    sender.close()
+    heard = []
+    try:
+        while receiver.poll(20):
+            heard.append(receiver.recv())
+    except EOFError:
+        pass
+    process.kill()
+    process.join()
+    return heard
+
+
+found = {}
+if whose == "own ray":
+    ray.init(address="local", include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    assert "mmdp.ray_start" not in sys.modules
+    found["in use"] = forked()
+    from mmdp.ray_executor import RayExecutor
+
+    found["goes on"] = list(RayExecutor(1).run(work.short, range(3), depth=2))
+else:
+    from mmdp.ray_executor import RayExecutor
+
+    with RayExecutor(1) as actors:
+        run = actors.run(work.short, range(3), depth=1)
+        goes_on = [next(run)]
+        found["in use"] = forked(same=lambda: list(actors.run(work.short, range(2), depth=2)), open=lambda: list(run))
+        found["goes on"] = [*goes_on, *run]
+    assert not ray.is_initialized()
+    found["over"] = forked()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("whose", ["none", "own ray"])
+def test_a_fork_is_refused_at_once(whose):
+    """No thread of Ray survives a fork, so each way to Ray would wait for ever there; the parent goes on.
+
+    Whoever had started Ray, also where mmdp is imported only in the fork; and where Ray is over, since none comes up.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, whose], capture_output=True, text=True, timeout=150, env=environment()
+    )
+    assert 0 == done.returncode, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [0, 1, 2] == found.pop("goes on")
+    assert {"none": {"in use", "over"}, "own ray": {"in use"}}[whose] == found.keys()
+    ways = {"session", "cpus", "executor", "executor of all", "loader", "reader", "coordinator"}
+    for when, heard in found.items():
+        inherited = {"same", "open"} if (whose, when) == ("none", "in use") else set()
+        assert ways | inherited == {name for name, *_ in heard}, f"{when}: {heard}"
+        for name, error, seconds in heard:
+            assert "was forked after" in error, name
+            assert 'Start processes by "spawn"' in error, name
+            assert seconds < 5, name
 
 
 HOLDER = """
