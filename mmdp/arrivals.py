@@ -3,7 +3,7 @@
 Adds: `Arrivals`, one pass over a source, from its start or from where a state was saved; `Arrived`, an encoded sample;
 `MarkedSource`, a source that can go on in its middle.
 In: samples. Out: their sizes, for the packer, and the samples themselves, when a row has been chosen.
-Leaves out: which samples share a row, and the order of rows (`stream_plan.py`).
+Leaves out: which samples share a row, and the order of rows (`stream_plan.py`); when too many are refused (`turnout`).
 
 A sample is encoded from its text and its image headers, as `measure` does it, and no pixel is decoded. What can't be
 used, or fits no row, is refused with its reason, and told with the row that was packed from what came next. Where that
@@ -13,9 +13,7 @@ befalls most of the samples, a warning says so.
 from __future__ import annotations
 
 import json
-import logging
-import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -25,25 +23,17 @@ from mmdp.batching import with_patience
 from mmdp.records import Budget, Encoded, Sample, Size
 from mmdp.refusals import DataError, Reason, counted
 from mmdp.sample_checks import check_sample
-from mmdp.sizes import ALARM_SHARE
 from mmdp.snapshot import Snapshot
+from mmdp.turnout import Turnout
 
 if TYPE_CHECKING:
     from mmdp.encode import Encoder
-
-BARREN = 10_000
-"""So many samples, one after the other, of which none fits a row: a stream that may have no end is given up."""
-
-ALARM_AFTER = 256
-"""So many samples tell how many are left out; it is looked at again whenever they have doubled, and at the end."""
 
 _MARK_EVERY = 64
 """Samples from one mark of the source to the next: what a resumed run may read in vain."""
 
 _MOST_BYTES = 3600
 """Of the samples that wait and the source's mark, as JSON; with the rest, a state stays below 4 kB."""
-
-_log = logging.getLogger(__name__)
 
 Item = Sample | DataError
 
@@ -140,17 +130,11 @@ class Arrivals:
         self._budget = budget
         self._start = start
         self._strict = strict
-        self._max_failures = max_failures
+        self._turnout = Turnout(self._name, budget, max_failures)
         self._waiting: dict[int, _Waiting] = {}  # by number, the oldest first
         self._refused: dict[int, Reason] = {}
-        self._counts: Counter[str] = Counter()
         self._marks: deque[Mapping[str, Any]] = deque([start.mark] if start.mark is not None else [])
         self._read = start.read
-        self._num_judged = 0
-        self._first_refusal = ""
-        self._next_look: int | None = ALARM_AFTER  # at so many that were judged; None once the alarm was given
-        self._num_bad = 0  # since the last that could be encoded
-        self._num_barren = 0  # since the last that fits a row
         self._digest_at_start: str | None = ""
         self._usable = self._give()
 
@@ -210,10 +194,6 @@ class Arrivals:
         for number, item in items:
             total = number + 1
             one = self._judge(number, item)
-            self._num_judged += 1
-            if self._num_judged == self._next_look:
-                self._next_look *= 2
-                self._warn_of_many()
             if one is None:
                 continue
             if held is not None:
@@ -222,12 +202,13 @@ class Arrivals:
             held = one
         if held is not None:
             if not self._start.read:  # else this may be but the last few
-                self._warn_of_many()
+                self._turnout.look()
             self._read = total
             yield self._keep(held)
         elif not self._start.read:
             raise ValueError(
-                f"none of the {total} samples of {self._name} fits a row of {self._budget}: {dict(self._counts)}"
+                f"none of the {total} samples of {self._name} fits a row of {self._budget}: "
+                f"{dict(self._turnout.counts)}"
             )
 
     def _numbered(self) -> Iterator[tuple[int, Item]]:
@@ -273,52 +254,25 @@ class Arrivals:
 
     def _judge(self, number: int, item: Item) -> Arrived | None:
         """The sample, or None where it is refused."""
-        self._num_barren += 1
         try:
             one = self._encode(number, item)
         except DataError as error:
             if self._strict:
                 raise
-            self._num_bad += 1
-            self._refuse(number, error)
+            self._refuse(number, error, is_bad=True)
             return None
-        self._num_bad = 0
         tokens, images = one.size.tokens, one.size.images
         if (reason := self._budget.refusal(tokens, images)) is not None:
             message = f"{tokens} tokens and {counted(images, 'image')} fit no row of {self._budget}"
-            self._refuse(number, DataError(reason, message, source=one.sample.source, id=one.sample.id))
+            misfit = DataError(reason, message, source=one.sample.source, id=one.sample.id)
+            self._refuse(number, misfit, is_bad=False)
             return None
-        self._num_barren = 0
+        self._turnout.accept()
         return one
 
-    def _refuse(self, number: int, error: DataError) -> None:
+    def _refuse(self, number: int, error: DataError, *, is_bad: bool) -> None:
         self._refused[number] = error.reason
-        self._counts[str(error.reason)] += 1
-        self._first_refusal = self._first_refusal or str(error)
-        if self._counts[str(error.reason)] == 1:
-            _log.warning("left out, and later ones of this kind will be counted only: %s", error)
-        if self._num_bad >= self._max_failures:
-            raise RuntimeError(
-                f"the last {counted(self._num_bad, 'sample')} that came are bad ({dict(self._counts)}): the data can't "
-                "be read any more. Mend it and resume; `max_failures` sets the limit"
-            )
-        if self._num_barren >= BARREN:
-            raise ValueError(
-                f"none of the last {self._num_barren} samples that came fits a row of {self._budget} "
-                f"({dict(self._counts)}): give a larger budget, or leave them out of the stream"
-            )
-
-    def _warn_of_many(self) -> None:
-        """Says so, once a pass, where more samples were left out than a sound set has bad ones."""
-        num_out = self._counts.total()
-        if self._next_look is None or num_out <= ALARM_SHARE * self._num_judged:
-            return
-        self._next_look = None
-        warnings.warn(
-            f"{num_out} of the {counted(self._num_judged, 'sample')} that {self._name} has given are left out: "
-            f"{dict(self._counts)}. First: {self._first_refusal}",
-            stacklevel=2,
-        )
+        self._turnout.refuse(error, is_bad=is_bad)
 
     def _encode(self, number: int, item: Item) -> Arrived:
         if isinstance(item, DataError):

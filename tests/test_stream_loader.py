@@ -34,7 +34,6 @@ from streams import (
 
 import mmdp
 from mmdp import planner, stream_plan
-from mmdp.arrivals import ALARM_AFTER, BARREN
 from mmdp.planner import BLOCK
 from mmdp.records import Sample
 from mmdp.refusals import DataError, Reason
@@ -43,6 +42,7 @@ from mmdp.rows import parse_row
 from mmdp.snapshot import Snapshot
 from mmdp.stream_loader import StreamLoader
 from mmdp.stream_plan import WINDOW
+from mmdp.turnout import ALARM_AFTER, BARREN
 
 pytestmark = pytest.mark.timeout(120)
 
