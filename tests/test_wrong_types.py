@@ -98,5 +98,5 @@ def test_what_is_printed_fits_a_line(parts):
     tokens = int(sizes.tokens.sum())
     assert f"<Sizes of 2 samples: {tokens} tokens, 1 image, 0 can't be used>" == repr(sizes)
     assert "<Plan of 2 samples into rows of Budget(tokens=200, images=4), seed 0>" == repr(plan)
-    assert f"<Batch of 1 rows x {batch.input_ids.shape[1]} tokens: 2 samples, 1 images, " in repr(batch)
-    assert f"<ImageBuffer of 1 images, {batch.images.pixels.numel():,} values>" == repr(batch.images)
+    assert f"<Batch of 1 row x {batch.input_ids.shape[1]} tokens: 2 samples, 1 image, " in repr(batch)
+    assert f"<ImageBuffer of 1 image, {batch.images.pixels.numel():,} values>" == repr(batch.images)
