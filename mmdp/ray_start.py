@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from mmdp.ray_address import REACH_SECONDS, is_at, is_on_loopback_alone
 from mmdp.ray_auth import AUTH_MODE, AskedForToken, TokenMode
 from mmdp.ray_local import LocalRay, num_processors, on_loopback, sigterm_stays
 
@@ -55,7 +56,6 @@ _WHERE_WE_START = {
     "RAY_worker_niceness": "0",  # Ray's 15: beside other work, an actor gets a thirtieth of what any process gets
 }
 _GC_THREAD = "PythonGCThread"  # of Ray, in each process that is on it
-_REACH_SECONDS = 10.0  # for a cluster to take a connection
 _EXIT_SECONDS = 60.0  # that the program's end waits for a thread which starts or ends Ray
 
 
@@ -126,7 +126,7 @@ class Session:
                     with sigterm_stays():
                         pass
                 here = str(ray.get_runtime_context().gcs_address)
-                if address is not None and not _is_at(address, here):
+                if address is not None and not is_at(address, here):
                     raise ValueError(
                         f"this program is on the Ray cluster at {here}, not on the one at {address}: leave that one "
                         "first"
@@ -202,35 +202,15 @@ def _has_no_threads() -> bool:
     )
 
 
-def _is_at(address: str, here: str) -> bool:
-    """Whether an address, as a user gives it, is that of a cluster, as Ray knows it."""
-    if ":" not in address or "://" in address:  # such as "auto"
-        return True
-    host, port = address.rsplit(":", 1)
-    there, known = here.rsplit(":", 1)
-    if port != known:
-        return False
-    found = _resolved(host)
-    return found == there or found.startswith("127.")
-
-
-def _resolved(host: str) -> str:
-    """The number of a host; the host as it is, where nobody knows it."""
-    try:
-        return socket.gethostbyname(host)
-    except OSError:
-        return host
-
-
 def _join(ray: Any, address: str) -> None:
     try:
         with contextlib.ExitStack() as settings:
             if ":" in address and "://" not in address:  # Ray itself tries for some minutes
                 host, port = address.rsplit(":", 1)
-                socket.create_connection((host, int(port)), _REACH_SECONDS).close()
+                socket.create_connection((host, int(port)), REACH_SECONDS).close()
                 mode = os.environ.get(AUTH_MODE)
                 _hold.mode.follow(address, None if mode == _hold.settings.get(AUTH_MODE) else mode)
-                if _is_on_loopback_alone(ray, host, int(port)):
+                if is_on_loopback_alone(ray, host, int(port)):
                     settings.enter_context(on_loopback())
             logging.getLogger("ray").setLevel(logging.ERROR)  # as `init` does too, behind its first lines
             with sigterm_stays():
@@ -242,17 +222,6 @@ def _join(ray: Any, address: str) -> None:
         raise RuntimeError(
             f"no Ray can be joined at {address}: {error}. Start one (`ray start --head`), or unset RAY_ADDRESS"
         ) from error
-
-
-def _is_on_loopback_alone(ray: Any, host: str, port: int) -> bool:
-    """Whether a Ray that answers at this host does not where Ray itself would look for it, at a network card."""
-    if not _resolved(host).startswith("127."):
-        return False
-    try:
-        socket.create_connection((ray.util.get_node_ip_address(), port), _REACH_SECONDS).close()
-    except OSError:
-        return True
-    return False
 
 
 def _start(ray: Any, num_cpus: float | None, store_bytes: int | None) -> None:

@@ -192,6 +192,19 @@ def test_a_loop_that_is_left_goes_on(coordinator, wanted):
     close(ranks)
 
 
+def test_a_reader_that_is_closed_ends_its_feed(coordinator, wanted):
+    """In the midst of a loop over the feed, whose thread takes the batches: the loop ends, and no thread stays."""
+    ranks = readers("shared")
+    seen = []
+    for batch in mmdp.feed(ranks[0], "cpu"):
+        seen.append(digest(batch))
+        if len(seen) == 2:
+            ranks[0].close()
+    assert wanted[0][:2] == seen
+    assert not [thread for thread in threading.enumerate() if thread.name == "mmdp-ahead"]
+    ranks[1].close()
+
+
 def test_a_loop_that_waits_for_a_row_is_left_at_once(coordinator, wanted, monkeypatch):
     """Law 9: a row that is on its way over a slow link holds nobody up who wants it no more; the next loop gets it."""
     passed, waits = [], threading.Event()
