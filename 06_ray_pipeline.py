@@ -112,7 +112,7 @@ print(f"a step with its batch at hand takes {1000 * floor:,.0f} ms: with a perfe
 #     653 ms, over the 10 steps looked at
 # a step has fetch 1.65 s (up to 49 at a time), decode 288 ms + join 6.03 ms (up to 2 at a time), train 401 ms, 0 of at
 #     most 8 rows ahead when it trains
-# twice as much or as fast would give: trainer x1.48, CPU x1.14, I/O x1.06, transport x1.00, memory x1.00 steps a second
+# twice as much or as fast would give: trainer x1.44, CPU x1.14, I/O x1.06, transport x1.00, memory x1.00 steps a second
 # next: prefetch: make rows while the trainer works; predicted: waits 7%, 1.52 times as fast
 # ```
 #
@@ -127,10 +127,10 @@ print(f"a step with its batch at hand takes {1000 * floor:,.0f} ms: with a perfe
 #   and batches of rows; *transfer* passes a row on, from process to process or to the device.
 # - **twice as much or as fast**: what a store twice as fast, twice the processors and so on would give, each alone.
 #   `x1.14` is 1.14 times as many steps a second, `x1.00` is nothing.
-# - **next**: the lever to pull, and what it should give: the least that brings nearly all of it. Where it says "fetch 8
-#   images at a time", the next rung, which orders all rows of a step, has more in the air and gains little by that.
-#   The rung that is this lever shows whether the prediction was true; where the next rung is another one, or the lever
-#   none of them, nothing was predicted of it, and it says so.
+# - **next**: the lever to pull, and what it should give: the least that brings nearly all of it. So it may say "fetch 8
+#   images at a time", while the next rung has all of a step in the air: that is hardly faster. The rung that is this
+#   lever shows whether the prediction was true. Where the lever is no rung, nothing was predicted of the next one, and
+#   it says so.
 
 # %%
 climbed = {}

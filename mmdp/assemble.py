@@ -179,6 +179,7 @@ class Assembler(Generic[Item]):
                 del step
                 yield made
                 del made
+        self._failures.look()
 
     def _batch(self, rows: Sequence[Row], step: Step[Item]) -> Batch:
         self.skipped.update(map(str, step.skipped.values()))

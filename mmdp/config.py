@@ -41,7 +41,7 @@ class Config:
         max_images: images a row may hold.
         max_pixels: pixels; an image with more is refused from its header, before decoding.
         max_row_bytes: bytes; a JSONL line with more is refused unread.
-        strict: raise on the first bad sample instead of counting it.
+        strict: raise on the first bad sample instead of counting it. What fits no row is not bad: the budget decides.
         executor: where rows are built: `inline`, `threads`, `processes` or `ray`.
         num_workers: threads or processes that build rows; 0 for none in a DataLoader, and one a processor in a Loader.
         depth: rows in flight where they are made ahead, at least a batch; None for two to three batches.

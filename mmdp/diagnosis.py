@@ -184,6 +184,8 @@ def _predict(work: StepWork, pace: Pace, changed: Pace) -> Prediction:
     # Relative to what the model says of the run as it was, so that what it can't explain stays as it is.
     gain = pace.seconds / changed.seconds if changed.seconds > 0 else 1.0
     seconds = max(work.seconds / gain, changed.consumer)  # nothing makes a step shorter than the consumer is busy
+    if changed == replace(pace, train=changed.train):  # nor does training that is saved save more than itself
+        seconds = max(seconds, work.seconds - (pace.train - changed.train))
     gain = work.seconds / seconds if seconds > 0 else 1.0
     train = work.train * changed.train / pace.train if pace.train > 0 else 0.0
     samples = None if work.samples is None else work.samples / seconds

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from mmdp.refusals import Reason
+from mmdp.turnout import Alarm
 
 MAX_FAILURES = 100
 """So many samples that fail one after the other mean that the data is gone, not that a sample is bad."""
@@ -35,6 +36,8 @@ class Failures:
         self.named: dict[int, Reason] = {}
         self._max_failures = max_failures
         self._in_a_row = 0
+        self._lost: Counter[str] = Counter()  # of rows alone: whoever shares `skipped` counts other samples there too
+        self._alarm = Alarm("of which rows were built")
 
     def note(self, num_samples: int, failed: Mapping[int, Reason]) -> None:
         """Counts those of one row.
@@ -47,6 +50,10 @@ class Failures:
             RuntimeError: too many have failed, one after the other.
         """
         self.skipped.update(map(str, failed.values()))
+        self._lost.update(map(str, failed.values()))
+        self._alarm.note(num_samples + len(failed))
+        if self._alarm.is_due():
+            self.look()
         for index in failed if len(self.named) < MAX_NAMED else ():
             self.named[index] = failed[index]
         self._in_a_row = 0 if num_samples else self._in_a_row + len(failed)
@@ -55,3 +62,7 @@ class Failures:
                 f"the last {self._in_a_row} samples failed, one after the other ({dict(self.skipped)}): the data can't "
                 "be read any more. Mend it and resume; `max_failures` sets the limit"
             )
+
+    def look(self) -> None:
+        """Warns, once, where most samples are left out: at the end of an epoch too, of which few samples may be all."""
+        self._alarm.look(self._lost, "`Loader.messages` says why; most often images are not where they were")

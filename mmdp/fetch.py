@@ -109,6 +109,7 @@ class _Client:
         self._gate = gate
         self._ignores_ranges = False
         self._is_gone = False
+        self._gone_since = 0.0
         self._gave = -math.inf  # when it last gave a file
         self._store: Store
         if place.partition("://")[0] in WEB:
@@ -221,7 +222,7 @@ class _Client:
                 except TransientError as error:
                     failures.append(error)
                 else:
-                    self._is_gone = False
+                    self._note_back()
                     self._gave = time.monotonic()
                     return done
                 since = since or time.monotonic()
@@ -240,12 +241,19 @@ class _Client:
     def _note_gone(self, error: TransientError, seconds: float) -> None:
         if seconds > _WARN_SECONDS and not self._is_gone:
             self._is_gone = True
+            self._gone_since = time.monotonic() - seconds
             warnings.warn(
                 f"{self._place} fails ({error}); it is tried again for up to {self._access.fetch_seconds:g} s a file: "
                 "see Config.fetch_retries",
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    def _note_back(self) -> None:
+        if self._is_gone:
+            self._is_gone = False
+            seconds = time.monotonic() - self._gone_since
+            warnings.warn(f"{self._place} answers again, {seconds:.0f} s after it failed", RuntimeWarning, stacklevel=2)
 
     def _note_ignored_ranges(self) -> None:
         if not self._ignores_ranges:

@@ -121,7 +121,7 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """The next loop runs over this epoch from its start, or goes on in it where it is in its middle.
 
-        A loop that is open ends.
+        A loop that is open ends. Of an epoch that is over in the state just loaded, nothing is left to come.
         """
         self._assembler.open.end()
         self._at.set_epoch(epoch)
@@ -138,7 +138,7 @@ class Loader:
             RuntimeError: a loop has begun; its batches would not be those of the state.
         """
         refuse_late(started=self._started)
-        self._at.load(state)
+        self._at.load(state, resumes=True)
 
     def rewind(self, state: Mapping[str, Any]) -> None:
         """Back to a state of this very run: for who has taken batches ahead, and not handed them on.

@@ -79,7 +79,7 @@ def serve(
             raise ValueError(f"{shorten(str(given), 300)} is no folder: give the one where the data set lies")
     far(latency_ms, bytes_per_second=bytes_per_second)
     _rclone()
-    command = [sys.executable, "-m", "mmdp.local_store", *(str(given.absolute()) for given in folders)]
+    command = [sys.executable, "-m", "mmdp.local_store", "--with-input", *(str(given.absolute()) for given in folders)]
     command += [f"--latency-ms={latency_ms}", f"--bytes-per-second={bytes_per_second}", f"--seed={seed}"]
     process = subprocess.Popen(  # noqa: S603 - this very module
         command,
@@ -197,6 +197,7 @@ def main() -> int:
     flags.add_argument("--latency-ms", type=float, default=MEDIAN_MS, help="median from a request to its answer")
     flags.add_argument("--bytes-per-second", type=float, default=math.inf, help="of all answers together")
     flags.add_argument("--seed", type=int, default=0, help="of the latencies")
+    flags.add_argument("--with-input", action="store_true", help="end with the standard input: with who started it")
     given = flags.parse_args()
     from mmdp.cli import speak_plainly
 
@@ -207,15 +208,16 @@ def main() -> int:
         if given.images is not None:
             (Path(root) / "buckets" / IMAGES_BUCKET).symlink_to(given.images.absolute())
         (Path(root) / "config").touch()  # not the user's own
-        return asyncio.run(_serve(Path(root), given.latency_ms, given.bytes_per_second, given.seed))
+        return asyncio.run(_serve(Path(root), given.latency_ms, given.bytes_per_second, given.seed, given.with_input))
 
 
-async def _serve(root: Path, latency_ms: float, bytes_per_second: float, seed: int) -> int:
+async def _serve(root: Path, latency_ms: float, bytes_per_second: float, seed: int, with_input: bool) -> int:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, over.set)
-    threading.Thread(target=_at_end_of_input, args=(loop, over), daemon=True).start()
+    if with_input:
+        threading.Thread(target=_at_end_of_input, args=(loop, over), daemon=True).start()
     options = ["--config", str(root / "config"), "--addr", "127.0.0.1:0", "--read-only", "--copy-links"]
     server = await asyncio.create_subprocess_exec(
         _rclone(),

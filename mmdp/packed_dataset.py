@@ -142,4 +142,4 @@ class StepSampler(Sampler[list[Place]]):
             RuntimeError: a loop has begun.
         """
         refuse_late(started=self._started)
-        self._at.load(state)
+        self._at.load(state, resumes=True)

@@ -117,6 +117,7 @@ class RankReader:
         self._ahead = ahead
         self._timeout = timeout
         self._started = False
+        self._is_resumed = self._is_over = False  # as of `steps.Position`
         self._open = OpenLoop()
         self._session = Session(address)
         try:
@@ -132,7 +133,8 @@ class RankReader:
 
     def __iter__(self) -> Iterator[Batch]:
         self._started = True
-        return self._open.begin(self._batches())
+        is_over, self._is_over, self._is_resumed = self._is_over, False, False
+        return self._open.begin(self._batches() if not is_over else _nothing())
 
     def __len__(self) -> int:
         """Steps of the next loop: all of an epoch, or what is left of it."""
@@ -141,10 +143,13 @@ class RankReader:
     def set_epoch(self, epoch: int) -> None:
         """The next loop runs over this epoch from its start, or goes on in it where it is in its middle.
 
-        A loop that is open ends.
+        A loop that is open ends. Of an epoch that is over in the state just loaded, nothing is left to come.
         """
         self._open.end()
-        self._state = self._call("at_epoch", self._state, epoch)
+        is_same = self._is_resumed and self._state["epoch"] == epoch and self._state["cursor"] > 0
+        self._is_over = is_same and not len(self)
+        if not self._is_over:
+            self._state = self._call("at_epoch", self._state, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch that was handed out; under 200 bytes as JSON. `Loader` takes it as well."""
@@ -159,6 +164,7 @@ class RankReader:
         """
         refuse_late(started=self._started)
         self._state = self._call("checked", state)
+        self._is_resumed, self._is_over = True, False
 
     def rewind(self, state: Mapping[str, Any]) -> None:
         """Back to a state of this very run: for who has taken batches ahead, and not handed them on."""
@@ -195,6 +201,7 @@ class RankReader:
                 for made in pulled:
                     if isinstance(made, Finished):
                         self._state = made.state
+                        self._failures.look()
                         if made.left_out:
                             self.dropped[made.epoch] = made.left_out
                         return
@@ -269,6 +276,10 @@ class RankReader:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         return answer(getattr(self._actor, method).remote(*arguments), self._who, _CALL_SECONDS)
+
+
+def _nothing() -> Generator[Batch, None, None]:
+    yield from ()
 
 
 def _whole(row: DealtRow, parts: Sequence[Row]) -> Row:

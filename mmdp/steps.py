@@ -151,6 +151,8 @@ class Position:
         self.epoch = steps.plan.epoch(0)
         self.cursor = 0
         self.dropped: dict[int, int] = {}
+        self._is_resumed = False  # from a state, and no loop has begun
+        self._is_over = False  # the next loop is that over an epoch which the state says is over
 
     def __len__(self) -> int:
         """Steps of the next loop: all of an epoch, or what is left of it."""
@@ -162,6 +164,9 @@ class Position:
         Raises:
             ValueError: the epoch has no step at all.
         """
+        is_over, self._is_over, self._is_resumed = self._is_over, False, False
+        if is_over:
+            return
         if self.cursor and self.steps.done(self.epoch, self.cursor):
             self.finish()
             self.epoch, self.cursor = self.steps.plan.epoch(self.epoch.number + 1), 0
@@ -184,20 +189,31 @@ class Position:
             self.dropped[self.epoch.number] = left_out
 
     def set_epoch(self, epoch: int) -> None:
-        """To the start of this epoch, unless it is in its middle."""
-        if epoch != self.epoch.number or self.steps.done(self.epoch, self.cursor):
+        """To the start of this epoch, unless it is in its middle.
+
+        Where a resumed run begins with the epoch that its state has ended, as `for epoch in range(state["epoch"], n)`
+        does, that epoch has no step left: else it would come twice.
+        """
+        is_done = bool(self.cursor) and self.steps.done(self.epoch, self.cursor)
+        self._is_over = is_done and self._is_resumed and epoch == self.epoch.number
+        if self._is_over:
+            return
+        if epoch != self.epoch.number or is_done:
             self.epoch, self.cursor = self.steps.plan.epoch(epoch), 0
 
     def state(self) -> dict[str, Any]:
         """From which a new run goes on here."""
         return self.steps.state(self.epoch.number, self.cursor, self.epoch.digest(self.cursor))
 
-    def load(self, state: Mapping[str, Any], epoch_of: Callable[[int], Epoch] | None = None) -> None:
+    def load(
+        self, state: Mapping[str, Any], epoch_of: Callable[[int], Epoch] | None = None, *, resumes: bool = False
+    ) -> None:
         """To where a state was taken.
 
         Args:
             state: of this plan.
             epoch_of: gives the rows of an epoch, where somebody else has planned them already.
+            resumes: a new run goes on from it.
 
         Raises:
             ValueError: what `Steps.check` raises, or the rows before it are other ones now.
@@ -220,6 +236,7 @@ class Position:
                 f"`set_epoch({number + 1})` instead of the state"
             )
         self.epoch, self.cursor = epoch, cursor
+        self._is_resumed, self._is_over = resumes, False
 
 
 def check_ranks(batch_size: int, rank: int, world_size: int) -> None:

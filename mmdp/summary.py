@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmdp.refusals import Reason
+from mmdp.refusals import Reason, counted
 from mmdp.sizes import ALARM_SHARE
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
     left_out = packed.skipped.total()
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in packed.skipped.most_common())
     per_image = f"an image every {lengths.sum() / images.sum():,.0f} tokens" if images.sum() else "no images"
-    lost = f"; {1 - packed.tokens / lengths.sum():.0%} of the tokens that were measured" if left_out else ""
+    lost = 1 - packed.tokens / lengths.sum()
+    lost_too = f"; {lost:.0%} of the tokens that were measured" if left_out and lost > 0 else ""
     usual, nearly_all = np.quantile(lengths, (0.95, 0.99), method="inverted_cdf")
     lines = [
         f"What {name} asks for",
@@ -55,7 +56,7 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
         "padding",
         f"  packed    into rows of {budget.tokens:,} tokens: {packed.padding_share:.1%} are; the model computes "
         f"{after:.2f} positions for each real token, not {before:.2f}",
-        f"  skipped   {left_out:,} of {len(sizes):,}" + (f": {reasons}" if reasons else "") + lost,
+        f"  skipped   {left_out:,} of {len(sizes):,}" + (f": {reasons}" if reasons else "") + lost_too,
     ]
     if packed.filler_rows:
         computed = (packed.tokens + packed.padded_tokens + packed.filler_rows * budget.tokens) / packed.tokens
@@ -89,7 +90,7 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
     if images.any():
         lines.append("            Images should follow tokens: with fewer images than this, rows are closed early")
     if packed.rows < _FEW_ROWS:
-        lines.append(
-            f"  note      {packed.rows} rows are few: one of them that is not full weighs much in these numbers"
-        )
+        of = f"{counted(packed.rows, 'row')} of {budget.tokens:,} tokens"
+        few = f"  note      {of} say little of packing: one that is not full weighs much in what"
+        lines[1:1] = [few, "            follows. Try the budget below, or more samples"]
     return "\n".join(lines)

@@ -84,6 +84,8 @@ class PackedEvaluation(Trainer):
 class Stream(IterableDataset[dict[str, Any]]):
     """One epoch of a loader in each loop, for evaluation: the same batches each time, where the loader can go back.
 
+    Of a loader that counts epochs it is the first, from its start, wherever the loader stands, and stands then.
+
     Args:
         loader: gives packed batches.
         device: where they are to be.
@@ -101,6 +103,9 @@ class Stream(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         start = self._loader.state_dict() if hasattr(self._loader, "rewind") else None
+        if start is not None and hasattr(self._loader, "set_epoch"):
+            for epoch in (1, 0):  # the second is another one than the first, so it begins at its start
+                self._loader.set_epoch(epoch)
         for batch in feed(self._loader, self._device):
             yield as_trainer_takes_it(batch)
         if start is not None:

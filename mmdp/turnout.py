@@ -1,6 +1,6 @@
 """How the samples of a stream turn out: how many are left out, why, and when that is too many to go on or to be silent.
 
-Adds: `Turnout`.
+Adds: `Turnout`, of a stream; `Alarm`, the warning, of loaders too (`failures`).
 Leaves out: judging a sample (`arrivals`), and what was measured beforehand (`measuring` warns of the same there).
 """
 
@@ -23,6 +23,47 @@ ALARM_AFTER = 256
 _log = logging.getLogger(__name__)
 
 
+class Alarm:
+    """A warning, given once, that most samples are left out: looked for after some, and whenever they have doubled.
+
+    Args:
+        which: samples are meant, behind "of the 300 samples ".
+    """
+
+    def __init__(self, which: str) -> None:
+        self._which = which
+        self._num_judged = 0
+        self._next_look = ALARM_AFTER
+        self._is_given = False
+
+    def note(self, num_samples: int) -> None:
+        """So many more are used, or left out."""
+        self._num_judged += num_samples
+
+    def is_due(self) -> bool:
+        """Whether it is time to look again."""
+        if self._num_judged < self._next_look:
+            return False
+        self._next_look *= 2
+        return True
+
+    def look(self, counts: Counter[str], say: str) -> None:
+        """Warns, where more than `ALARM_SHARE` are left out.
+
+        Args:
+            counts: those left out, by reason.
+            say: behind it.
+        """
+        if self._is_given or counts.total() <= ALARM_SHARE * self._num_judged:
+            return
+        self._is_given = True
+        warnings.warn(
+            f"{counts.total()} of the {counted(self._num_judged, 'sample')} {self._which} are left out: "
+            f"{dict(counts)}. {say}",
+            stacklevel=2,
+        )
+
+
 class Turnout:
     """What has become of the samples of one pass.
 
@@ -40,11 +81,10 @@ class Turnout:
         self._name = name
         self._budget = budget
         self._max_failures = max_failures
-        self._num_judged = 0
+        self._alarm = Alarm(f"that {name} has given")
         self._num_bad = 0  # since the last that could be encoded
         self._num_barren = 0  # since the last that fits a row
         self._first = ""
-        self._next_look: int | None = ALARM_AFTER  # at so many that were judged; None once the alarm was given
 
     def accept(self) -> None:
         """A sample fits a row."""
@@ -82,18 +122,9 @@ class Turnout:
 
     def look(self) -> None:
         """Warns, once a pass, where more samples were left out than a sound set has bad ones."""
-        num_out = self.counts.total()
-        if self._next_look is None or num_out <= ALARM_SHARE * self._num_judged:
-            return
-        self._next_look = None
-        warnings.warn(
-            f"{num_out} of the {counted(self._num_judged, 'sample')} that {self._name} has given are left out: "
-            f"{dict(self.counts)}. First: {self._first}",
-            stacklevel=2,
-        )
+        self._alarm.look(self.counts, f"First: {self._first}")
 
     def _note(self) -> None:
-        self._num_judged += 1
-        if self._num_judged == self._next_look:
-            self._next_look *= 2
+        self._alarm.note(1)
+        if self._alarm.is_due():
             self.look()

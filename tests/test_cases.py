@@ -6,6 +6,7 @@ file, line and field, and kept + refused = read.
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -174,3 +175,11 @@ def test_no_row_reads_outside_its_folder(cases, case_script, encoder, tmp_path):
     assert len(expected) - len(rejected) == len(row.images)
     for image in row.images:
         assert not (image == secret[:, None, None]).all(axis=0).any()
+
+
+def test_each_reason_is_in_the_table_of_what_to_do():
+    """docs/troubleshooting.md, "Samples are missing": once each, and none that does not exist."""
+    page = (Path(__file__).resolve().parent.parent / "docs" / "troubleshooting.md").read_text()
+    table = page.split("## Samples are missing")[1].split("\n## ")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(map(str, Reason)) == sorted(re.findall(r"`(\w+)`", "".join(cells)))

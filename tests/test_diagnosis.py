@@ -280,6 +280,13 @@ def test_a_case_from_the_field_is_not_foretold_faster_than_its_trainer():
     assert (0.401, 0.0) == (after.seconds, after.wait_ratio)
 
 
+@given(paces)
+def test_a_faster_trainer_saves_no_more_than_its_own_time(pace):
+    """Law: twice as fast, at most half of the training; wait that the model can't explain does not shrink with it."""
+    said = replace(SAID, pace=pace, work=replace(SAID.work, seconds=1.3 * pace.seconds + 0.1, train=pace.train))
+    assert said.predict(pace.doubled("trainer")).seconds >= (said.work.seconds - pace.train / 2) * (1 - 1e-9)
+
+
 def seen(load: Workload, **numbers: int) -> Spans:
     """What the library would have recorded, but with other numbers in its `gather` spans."""
     recorded = Run(load, 24).spans()

@@ -407,7 +407,7 @@ def test_an_unknown_strategy_names_the_known_ones():
 
 
 def test_a_stream_refuses_what_no_row_can_hold():
-    with pytest.raises(ValueError, match="sample 7 has 9 tokens and 1 images, a row holds 8 and 2"):
+    with pytest.raises(ValueError, match="sample 7 has 9 tokens and 1 image, a row holds 8 and 2"):
         next(RowStream([(7, 9, 1)], Budget(8, 2)))
     with pytest.raises(ValueError, match="sample 7 has 8 tokens and 3 images"):
         next(RowStream([(7, 8, 3)], Budget(8, 2)))

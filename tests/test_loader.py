@@ -2,6 +2,7 @@
 
 import errno
 from collections import Counter
+from itertools import chain
 
 import pytest
 from odd_sources import Exact, Unreadable
@@ -146,6 +147,26 @@ def test_an_epoch_is_chosen_also_out_of_a_loop(parts):
     next(iter(loader))
     loader.set_epoch(3)  # in its middle: on
     assert 2 == loader.state_dict()["cursor"]
+
+
+def test_an_epoch_that_a_state_has_ended_does_not_come_again(parts):
+    """The loop of torch, `for epoch in range(state["epoch"], n): set_epoch(epoch)`, after each batch of two epochs."""
+    wanted = [[digest(batch) for batch in fresh(parts, epoch)] for epoch in range(3)]
+    loader = Loader(*parts, batch_size=2, executor="inline")
+    states = [batch.state for _ in range(2) for batch in loader]
+    for seen, state in enumerate(states, 1):
+        resumed = Loader(*parts, batch_size=2, executor="inline")
+        resumed.load_state_dict(state)
+        rest = []
+        for epoch in range(state["epoch"], 3):
+            resumed.set_epoch(epoch)
+            rest += [digest(batch) for batch in resumed]
+        assert list(chain(*wanted))[seen:] == rest
+    resumed = Loader(*parts, batch_size=2, executor="inline")
+    resumed.load_state_dict(states[len(wanted[0]) - 1])
+    assert wanted[1] == [digest(batch) for batch in resumed], "without `set_epoch` the next one comes at once"
+    resumed.set_epoch(1)  # in the same run: asked for once more, it comes once more
+    assert wanted[1] == [digest(batch) for batch in resumed]
 
 
 def fresh(parts: Parts, epoch: int) -> Loader:

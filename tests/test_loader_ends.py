@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,9 @@ import psutil
 import pytest
 from odd_sources import Kills
 from runs import Parts, Road, digest, trained
+from small import tokenizer, write_data
 
+import mmdp
 from mmdp.device import feed
 from mmdp.executors import Processes, Threads, WorkerDied
 from mmdp.loader import Loader
@@ -123,6 +126,26 @@ def test_what_ends_a_loop_ends_that_of_a_feed_too(parts, wanted, executor, end):
     fed.close()
     assert [] == new_workers(before)
     assert not [thread for thread in threading.enumerate() if thread.name == "mmdp-ahead"]
+
+
+def test_a_loader_that_loses_most_of_its_samples_says_so(tmp_path):
+    """Images that went away since they were measured, between rows of text: no failure follows a hundred others."""
+    path = write_data(tmp_path / "data", (1, 0, 1, 1), repeat=10)
+    source, encoder = mmdp.open_source(path), mmdp.Encoder(tokenizer(), "fixed:16")
+    plan = mmdp.plan(mmdp.measure(source, encoder, cache=tmp_path), mmdp.Budget(64, 3))
+    loader = Loader(source, encoder, plan, batch_size=2, executor="inline")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert 40 == sum(len(row) for batch in loader for row in batch.samples)
+    for image in path.parent.glob("*.png"):
+        image.unlink()
+    loader = Loader(source, encoder, plan, batch_size=2, executor="inline")
+    with pytest.warns(UserWarning, match="are left out") as said:
+        delivered = [len(row) for _ in range(2) for batch in loader for row in batch.samples]
+    assert 20 == sum(delivered)
+    (one,) = said  # and not in each epoch
+    wanted = "30 of the 40 samples of which rows were built are left out: {'missing_image': 30}. `Loader.messages` says"
+    assert wanted in str(one.message)
 
 
 def test_a_loop_in_another_thread_is_not_torn_apart(parts):

@@ -84,6 +84,25 @@ def test_many_reasons_are_no_single_one(sizes):
     assert "ATTENTION 13 of 24 samples are left out, for 3 reasons: mend those first." in text.splitlines()[1]
 
 
+def test_few_rows_are_said_first(sizes):
+    """What ten samples say of packing is no reason to be for it or against it."""
+    naive = Tally(tokens=100, padded_tokens=150)
+    for rows, is_few in ((1, True), (19, True), (20, False)):
+        text = summary("rows.jsonl", sizes, mmdp.Budget(1000), naive, Tally(tokens=100, rows=rows))
+        assert is_few == text.splitlines()[1].startswith(f"  note      {rows} row")
+        assert is_few == ("say little of packing" in text)
+        assert max(map(len, text.splitlines())) <= 120
+
+
+def test_what_is_lost_is_told_where_it_was_measured(sizes):
+    """A missing image has no tokens: 0 % of them would sound as if nothing were lost."""
+    tokens = int(sizes.tokens[sizes.kept()].sum())
+    for delivered, clause in ((tokens, ""), (tokens // 2, "; 50% of the tokens that were measured")):
+        packed = Tally(tokens=delivered, rows=30, skipped=Counter(missing_image=1))
+        text = summary("rows.jsonl", sizes, mmdp.Budget(1000), Tally(tokens=100), packed)
+        assert f"  skipped   1 of 24: missing_image 1{clause}\n" in text
+
+
 def test_filler_rows_are_computed_too(sizes):
     """What completes the last batch costs as much as any row: 100 tokens in 2 rows of 60, and 3 of filler."""
     packed = Tally(tokens=100, padded_tokens=20, rows=2, filler_rows=3)

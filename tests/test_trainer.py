@@ -3,8 +3,10 @@
 import json
 import logging
 import socket
+import warnings
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -410,6 +412,24 @@ def test_evaluation_is_the_mean_over_label_tokens(parts, family, rows, max_token
     assert first["eval_loss"] == second["eval_loss"]
     samples = first["eval_samples_per_second"] * first["eval_runtime"]
     assert len(parts[family].source) == pytest.approx(samples, rel=0.1)  # both are rounded
+
+
+@pytest.mark.parametrize("peeks", [1, 3, 100])
+def test_evaluation_goes_over_a_whole_epoch_wherever_the_loader_stands(parts, peeks, tmp_path):
+    """Looked at before, left in its middle, or gone over once: the mean over all, and the loader is where it was."""
+    model = make_model("llama")
+    wanted = mean_loss(model, INLINE.batches(parts["llama"], 2))
+    judge = INLINE.batches(parts["llama"], 2)
+    assert list(islice(judge, peeks))
+    state = judge.state_dict()
+    trainer = mmdp.packed_trainer(
+        model, arguments(tmp_path, max_steps=1), INLINE.batches(parts["llama"], 2), eval_dataset=judge
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Length of IterableDataset")
+        found = [trainer.evaluate()["eval_loss"] for _ in range(2)]
+    assert [pytest.approx(wanted, rel=1e-6)] * 2 == found
+    assert state == judge.state_dict()
 
 
 def test_evaluation_while_it_trains_changes_nothing(parts, tmp_path):
