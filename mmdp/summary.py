@@ -62,8 +62,8 @@ def summary(name: str, sizes: Sizes, budget: Budget, naive: Tally, packed: Tally
         computed = (packed.tokens + packed.padded_tokens + packed.filler_rows * budget.tokens) / packed.tokens
         lines.insert(
             -1,
-            f"            {packed.filler_rows:,} of {packed.rows + packed.filler_rows:,} rows are filler, and complete "
-            f"the last batch: with them {computed:.2f}",
+            f"            {packed.filler_rows:,} of {packed.rows + packed.filler_rows:,} rows complete the last "
+            f"batch as filler: with them {computed:.2f}",
         )
     if left_out > ALARM_SHARE * len(sizes):
         most, count = packed.skipped.most_common(1)[0]

@@ -108,7 +108,7 @@ def test_filler_rows_are_computed_too(sizes):
     packed = Tally(tokens=100, padded_tokens=20, rows=2, filler_rows=3)
     text = summary("rows.jsonl", sizes, mmdp.Budget(60), Tally(tokens=100, padded_tokens=150), packed)
     assert "the model computes 1.20 positions for each real token, not 2.50" in text
-    assert "3 of 5 rows are filler, and complete the last batch: with them 3.00" in text
+    assert "3 of 5 rows complete the last batch as filler: with them 3.00" in text
     assert "filler" not in summary("", sizes, mmdp.Budget(60), Tally(tokens=1), Tally(tokens=1, filler_rows=0))
     assert max(map(len, text.splitlines())) <= 120
 
