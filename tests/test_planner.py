@@ -94,8 +94,15 @@ def test_the_same_plan_on_every_machine(windows):
 GOLDEN = {2: {0: "e550576eb2e25b81", 3: "436a2314ca7ec9aa"}}
 
 
+def dealt_steps() -> int:
+    """How many are kept in this process."""
+    gc.collect()
+    return sum(type(one) is planner.DealtStep for one in gc.get_objects())
+
+
 def test_a_dealt_step_is_shared_by_near_ranks_and_let_go_behind_them():
     """Law 9: ranks of one process deal a step once, and a long epoch does not keep what is behind them."""
+    others = dealt_steps()  # of tests before
     epoch = plan(mixture(5000), Budget(1024, 9)).epoch(0)
     starts = range(0, len(epoch) // 4 * 4, 4)
     assert len(starts) > 50, "the case did not arise"
@@ -104,8 +111,7 @@ def test_a_dealt_step_is_shared_by_near_ranks_and_let_go_behind_them():
     assert first is epoch.dealt(0, 2, 2)
     for start in starts:
         epoch.dealt(start, 2, 2)
-    gc.collect()
-    assert sum(isinstance(one, planner.DealtStep) for one in gc.get_objects()) < 50
+    assert 1 < dealt_steps() - others < 50
     again = epoch.dealt(0, 2, 2)
     assert first.ranks == again.ranks
     assert [row.tolist() for row in first.rows] == [row.tolist() for row in again.rows]

@@ -139,7 +139,11 @@ finally:
 
 @pytest.mark.parametrize(
     ("whose", "code"),
-    [("none", signal.SIGTERM), ("own handler", 7), pytest.param("own ray", signal.SIGTERM, marks=pytest.mark.long)],
+    [
+        ("own handler", 7),
+        pytest.param("none", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("own ray", signal.SIGTERM, marks=pytest.mark.long),
+    ],
 )
 def test_sigterm_ends_a_program_as_it_should(whose, code):
     """Preemption is no crash: however long the end takes, it is one by SystemExit, and no process is left.
@@ -273,7 +277,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("whose", ["none", "own ray"])
+@pytest.mark.parametrize("whose", ["none", pytest.param("own ray", marks=pytest.mark.long)])
 def test_a_fork_is_refused_at_once(whose):
     """No thread of Ray survives a fork, so each way to Ray would wait for ever there; the parent goes on.
 
