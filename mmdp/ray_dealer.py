@@ -168,13 +168,13 @@ class Dealer:
         """Steps of a loop that begins at a state."""
         return await asyncio.to_thread(lambda: len(self._position(0, state)))
 
-    async def at_epoch(self, state: Mapping[str, Any], epoch: int) -> Mapping[str, Any]:
-        """The state at the start of an epoch; the same one, where it is in its middle."""
+    async def at_epoch(self, state: Mapping[str, Any], epoch: int, *, resumes: bool) -> tuple[Mapping[str, Any], bool]:
+        """The state at the start of an epoch, or the same one in its middle; and whether that epoch is over."""
 
-        def move() -> Mapping[str, Any]:
-            position = self._position(0, state)
+        def move() -> tuple[Mapping[str, Any], bool]:
+            position = self._position(0, state, resumes=resumes)
             position.set_epoch(epoch)
-            return position.state()
+            return position.state(), position.is_over
 
         return await asyncio.to_thread(move)
 
@@ -283,9 +283,9 @@ class Dealer:
         terms = self._job.terms
         return Steps(self._plan, terms.batch_size, rank, terms.world_size, terms.drop_last)
 
-    def _position(self, rank: int, state: Mapping[str, Any]) -> Position:
+    def _position(self, rank: int, state: Mapping[str, Any], *, resumes: bool = False) -> Position:
         position = Position(self._steps(rank))
-        position.load(state, self._epoch)
+        position.load(state, self._epoch, resumes=resumes)
         return position
 
     def _begun(self, rank: int, state: Mapping[str, Any]) -> Position:

@@ -138,7 +138,7 @@ class RankReader:
 
     def __len__(self) -> int:
         """Steps of the next loop: all of an epoch, or what is left of it."""
-        return int(self._call("remaining", self._state))
+        return 0 if self._is_over else int(self._call("remaining", self._state))
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop runs over this epoch from its start, or goes on in it where it is in its middle.
@@ -146,10 +146,7 @@ class RankReader:
         A loop that is open ends. Of an epoch that is over in the state just loaded, nothing is left to come.
         """
         self._open.end()
-        is_same = self._is_resumed and self._state["epoch"] == epoch and self._state["cursor"] > 0
-        self._is_over = is_same and not len(self)
-        if not self._is_over:
-            self._state = self._call("at_epoch", self._state, epoch)
+        self._state, self._is_over = self._call("at_epoch", self._state, epoch, resumes=self._is_resumed)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch that was handed out; under 200 bytes as JSON. `Loader` takes it as well."""
@@ -274,8 +271,8 @@ class RankReader:
                 row = self._call("again", self._rank, *where)  # or the coordinator has gone, as this says
         raise RuntimeError(f"the row of samples {name_item(row.samples)} was lost {_TRIES} times over, with its node")
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        return answer(getattr(self._actor, method).remote(*arguments), self._who, _CALL_SECONDS)
+    def _call(self, method: str, *arguments: Any, **more: Any) -> Any:
+        return answer(getattr(self._actor, method).remote(*arguments, **more), self._who, _CALL_SECONDS)
 
 
 def _nothing() -> Generator[Batch, None, None]:

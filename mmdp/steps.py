@@ -144,6 +144,7 @@ class Position:
         epoch: the epoch.
         cursor: the row.
         dropped: epoch to the number of samples that `drop_last` left out at its end.
+        is_over: the next loop is that over an epoch which a loaded state says is over.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -152,11 +153,11 @@ class Position:
         self.cursor = 0
         self.dropped: dict[int, int] = {}
         self._is_resumed = False  # from a state, and no loop has begun
-        self._is_over = False  # the next loop is that over an epoch which the state says is over
+        self.is_over = False
 
     def __len__(self) -> int:
         """Steps of the next loop: all of an epoch, or what is left of it."""
-        return self.steps.remaining(self.epoch, self.cursor)
+        return 0 if self.is_over else self.steps.remaining(self.epoch, self.cursor)
 
     def begin(self) -> None:
         """A loop begins: in the next epoch, where no step of this one is left.
@@ -164,7 +165,7 @@ class Position:
         Raises:
             ValueError: the epoch has no step at all.
         """
-        is_over, self._is_over, self._is_resumed = self._is_over, False, False
+        is_over, self.is_over, self._is_resumed = self.is_over, False, False
         if is_over:
             return
         if self.cursor and self.steps.done(self.epoch, self.cursor):
@@ -195,8 +196,8 @@ class Position:
         does, that epoch has no step left: else it would come twice.
         """
         is_done = bool(self.cursor) and self.steps.done(self.epoch, self.cursor)
-        self._is_over = is_done and self._is_resumed and epoch == self.epoch.number
-        if self._is_over:
+        self.is_over = is_done and self._is_resumed and epoch == self.epoch.number
+        if self.is_over:
             return
         if epoch != self.epoch.number or is_done:
             self.epoch, self.cursor = self.steps.plan.epoch(epoch), 0
@@ -236,7 +237,7 @@ class Position:
                 f"`set_epoch({number + 1})` instead of the state"
             )
         self.epoch, self.cursor = epoch, cursor
-        self._is_resumed, self._is_over = resumes, False
+        self._is_resumed, self.is_over = resumes, False
 
 
 def check_ranks(batch_size: int, rank: int, world_size: int) -> None:

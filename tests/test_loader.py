@@ -160,6 +160,9 @@ def test_an_epoch_that_a_state_has_ended_does_not_come_again(parts):
         rest = []
         for epoch in range(state["epoch"], 3):
             resumed.set_epoch(epoch)
+            assert len(resumed) == (
+                len(list(chain(*wanted[: epoch + 1]))) - seen if epoch == state["epoch"] else len(wanted[epoch])
+            )
             rest += [digest(batch) for batch in resumed]
         assert list(chain(*wanted))[seen:] == rest
     resumed = Loader(*parts, batch_size=2, executor="inline")

@@ -192,6 +192,27 @@ def test_a_loop_that_is_left_goes_on(coordinator, wanted):
     close(ranks)
 
 
+def test_an_epoch_that_a_state_has_ended_does_not_come_again(coordinator, wanted):
+    """`for epoch in range(state["epoch"], n): set_epoch(epoch)` goes on with the next epoch, as of a `Loader`."""
+    first = readers("shared")
+    before = in_step(first)
+    state = first[0].state_dict()
+    close(first)
+    ranks = readers("shared")
+    seen: list[list[str]] = [[], []]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    for epoch in range(state["epoch"], 2):
+        for rank in ranks:
+            rank.set_epoch(epoch)
+        for mine, more in zip(seen, in_step(ranks), strict=True):
+            mine += more
+    assert begins(wanted, before)
+    assert len(before[0]) - 2 < len(seen[0]) < len(before[0]) + 2, "one epoch"
+    assert begins(wanted, seen, len(before[0]))
+    close(ranks)
+
+
 def test_a_reader_that_is_closed_ends_its_feed(coordinator, wanted):
     """In the midst of a loop over the feed, whose thread takes the batches: the loop ends, and no thread stays."""
     ranks = readers("shared")
