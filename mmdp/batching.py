@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from mmdp.records import IGNORE, Batch, ImageBuffer, Row
-from mmdp.refusals import Reason
+from mmdp.refusals import Reason, counted
 from mmdp.row_builder import RowBuilder, build_row, join, merge, with_patience
 
 __all__ = ["RowBuilder", "Rows", "batch", "build_row", "join", "merge", "with_patience"]
@@ -44,7 +44,7 @@ def batch(rows: Sequence[Row], *, pad_id: int, length: int | None = None) -> Bat
     dropped = [row for row in rows if length is not None and len(row) > length]
     if not kept:
         raise ValueError(
-            f"no batch of {len(rows)} rows: {len(dropped)} are longer than {length} tokens. "
+            f"no batch of {counted(len(rows), 'row')}: all are longer than {length} tokens. "
             "Batch to a larger length, or leave such samples out before they are batched"
         )
     skipped = {index: Reason.TOO_LONG for row in dropped for index in row.samples}

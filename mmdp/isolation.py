@@ -22,7 +22,7 @@ from mmdp.adapters import adapt
 from mmdp.families import Target, resolve
 from mmdp.leaks import LEAKS, refuse_leaks
 from mmdp.records import Batch, ImageBuffer, check_batch
-from mmdp.refusals import shorten
+from mmdp.refusals import counted, shorten
 
 LIMITS = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.3, torch.float16: 0.05}
 """The largest logit difference that rounding explains, in standard deviations of the logits; a leak is about 1 or more.
@@ -118,7 +118,9 @@ def check_isolation(
     segments = batch.on_host()[1]
     places = [(row, int(number)) for row, line in enumerate(segments) for number in np.unique(line[line > 0])]
     if len(places) < 2:
-        raise ValueError(f"a batch of {len(places)} samples shows nothing: give one with at least two, packed")
+        raise ValueError(
+            f"a batch of {counted(len(places), 'sample')} shows nothing: give one with at least two, packed"
+        )
     batch = batch.to(next(model.parameters()).device)
     with torch.no_grad(), _evaluating(model):
         inputs = _layout(layout, target, model, attention)(batch)

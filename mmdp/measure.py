@@ -15,6 +15,7 @@ from mmdp.cli import READING, parse_flags, print_messages, speak_plainly
 from mmdp.encode import Encoder
 from mmdp.measuring import measure
 from mmdp.records import Budget
+from mmdp.refusals import counted
 from mmdp.sources import open_source
 
 
@@ -41,7 +42,8 @@ def main(args: Sequence[str] | None = None) -> None:
     sizes = measure(source, encoder, budget=budget, samples=config.samples, strict=config.strict)
     kept = sizes.kept()
     tokens = sizes.tokens[kept]
-    print(f"{len(sizes):,} samples of {source.name}: {len(kept):,} can be used, left out: {sizes.counts() or 'none'}")
+    say = f"{counted(len(sizes), 'sample')} of {source.name}: {len(kept):,} can be used"
+    print(f"{say}, left out: {sizes.counts() or 'none'}")
     print(
         f"tokens: {int(tokens.sum()):,} in all, mean {tokens.mean():.0f}, longest {tokens.max()}; "
         f"images: {int(sizes.images[kept].sum()):,}, mean {sizes.images[kept].mean():.2f}"

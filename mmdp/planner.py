@@ -30,7 +30,7 @@ import numpy as np
 from mmdp.dealing import Measured, deal, row_costs
 from mmdp.fingerprints import plan_fingerprint
 from mmdp.records import Budget
-from mmdp.refusals import Reason, shorten
+from mmdp.refusals import Reason, counted, shorten
 from mmdp.row_hashes import row_digests, shuffle_keys
 from mmdp.row_stream import BUFFER, RowStream
 
@@ -97,7 +97,7 @@ class Plan:
     buffer: int
 
     def __repr__(self) -> str:
-        return f"<Plan of {len(self.sizes):,} samples into rows of {self.budget}, seed {self.seed}>"
+        return f"<Plan of {counted(len(self.sizes), 'sample')} into rows of {self.budget}, seed {self.seed}>"
 
     @property
     def fingerprint(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from mmdp.fingerprints import differences
 from mmdp.planner import Epoch, Plan
 from mmdp.records import Budget
-from mmdp.refusals import shorten
+from mmdp.refusals import counted, shorten
 
 _STATE_VERSION = 2
 
@@ -173,9 +173,9 @@ class Position:
             self.epoch, self.cursor = self.steps.plan.epoch(self.epoch.number + 1), 0
         if self.steps.done(self.epoch, self.cursor):
             raise ValueError(
-                f"the {len(self.epoch)} rows of epoch {self.epoch.number} are less than a step of "
-                f"{self.steps.world_size} ranks x {self.steps.batch_size} rows, and drop_last leaves them out: give "
-                "smaller batches, or let filler rows complete the step"
+                f"epoch {self.epoch.number} has {counted(len(self.epoch), 'row')}, less than a step of "
+                f"{counted(self.steps.world_size, 'rank')} x {self.steps.batch_size} rows, and drop_last leaves that "
+                "out: give smaller batches, or let filler rows complete the step"
             )
 
     def leave(self) -> None:

@@ -28,7 +28,7 @@ from mmdp.assemble import MAX_BYTES, Assembler, Step
 from mmdp.batching import build_row
 from mmdp.failures import MAX_FAILURES
 from mmdp.records import Batch, Budget, Encoded, Row
-from mmdp.refusals import shorten
+from mmdp.refusals import counted, shorten
 from mmdp.steps import check_ranks, refuse_late, row_length
 from mmdp.stream_plan import WINDOW, LeftOut, Share, StreamPlan
 
@@ -185,9 +185,9 @@ class StreamLoader:
         if self._state is begun:
             assert left_out is not None  # else `Arrivals` has said that nothing can be used
             raise ValueError(
-                f"the {left_out.rows} rows of pass {begun['epoch']} are less than a step of {self._share.world_size} "
-                f"ranks x {self._share.batch_size} rows, and drop_last leaves them out: give smaller batches, or let "
-                "filler rows complete the step"
+                f"pass {begun['epoch']} has {counted(left_out.rows, 'row')}, less than a step of "
+                f"{counted(self._share.world_size, 'rank')} x {self._share.batch_size} rows, and drop_last leaves that "
+                "out: give smaller batches, or let filler rows complete the step"
             )
         self._is_over = True
 

@@ -88,9 +88,9 @@ def test_rows_at_the_length_are_kept_and_longer_ones_counted():
 
 
 def test_no_batch_at_all_rather_than_an_empty_one():
-    """PACK-05: a batch of only over-long rows is an error that says how many, and the limit."""
+    """PACK-05: a batch of only over-long rows is an error that says so, and the limit."""
     rows = [join([encoded(40)], [[]], [0])]
-    with pytest.raises(ValueError, match=r"1 are longer than 16"):
+    with pytest.raises(ValueError, match=r"no batch of 1 row: all are longer than 16 tokens"):
         batch(rows, pad_id=0, length=16)
 
 

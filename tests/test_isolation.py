@@ -188,7 +188,7 @@ def test_half_precision_passes_within_its_own_limit_and_a_leak_is_beyond_it():
 
 
 def test_what_shows_nothing_is_refused():
-    with pytest.raises(ValueError, match="a batch of 1 samples shows nothing: give one with at least two, packed"):
+    with pytest.raises(ValueError, match="a batch of 1 sample shows nothing: give one with at least two, packed"):
         check_isolation(model("llama", "sdpa"), tiny.packed("llama", [[0]]))
     with pytest.raises(ValueError, match=r"unknown layout 'no_masks' for llama: the known leaks are no_positions"):
         check_isolation(model("llama", "sdpa"), tiny.packed("llama", ROWS), layout="no_masks")

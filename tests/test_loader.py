@@ -228,7 +228,7 @@ def test_an_epoch_that_gives_nothing_is_an_error(parts, tmp_path):
     sampler = dataset.sampler(1000, drop_last=True)
     for endless in (loader, DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate)):
         for _ in range(2):
-            with pytest.raises(ValueError, match="are less than a step of 1 ranks x 1000 rows"):
+            with pytest.raises(ValueError, match="less than a step of 1 rank x 1000 rows"):
                 list(endless)
 
 

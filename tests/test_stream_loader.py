@@ -318,7 +318,7 @@ def test_a_stream_of_nothing_usable_is_an_error(executor):
                 list(loader)
     with pytest.raises(RuntimeError, match=r"the last 7 samples that came are bad.*max_failures"):
         list(load(Endlessly(bad), executor=executor, max_failures=7))
-    with pytest.raises(ValueError, match=r"the 2 rows of pass 0 are less than a step of 1 ranks x 1000 rows"):
+    with pytest.raises(ValueError, match=r"pass 0 has 2 rows, less than a step of 1 rank x 1000 rows"):
         list(load([exact(0, 100), exact(1, 100)], batch_size=1000, drop_last=True, executor=executor))
 
 
