@@ -10,11 +10,14 @@ items made before it; and a consumer that stops early (`close`, `break`, an erro
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import warnings
 from collections.abc import Generator, Iterable, Iterator
 from queue import Full, Queue
 from typing import TypeVar
+
+from mmdp.forked import refuse_fork
 
 T = TypeVar("T")
 
@@ -36,6 +39,7 @@ def ahead(items: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
 
     Raises:
         ValueError: a depth below 1.
+        RuntimeError: while it runs, in a process that was forked meanwhile.
 
     >>> list(ahead(range(4)))
     [0, 1, 2, 3]
@@ -75,8 +79,10 @@ def _consume(items: Iterable[T], depth: int) -> Generator[T, None, None]:
 
     atexit.register(stop)  # a daemon thread that still works while the interpreter goes down can crash it
     thread.start()
+    process = os.getpid()
     try:
         while True:
+            refuse_fork(process)
             item = queue.get()
             if isinstance(item, _End):
                 if item.error is not None:

@@ -7,6 +7,7 @@ Leaves out: what a thread does with an item (`Hands`: call a function, or ask a 
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import warnings
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from mmdp.forked import refuse_fork
 from mmdp.refusals import counted, shorten
 from mmdp.wire import Raised
 
@@ -122,9 +124,11 @@ def in_order(
     failure: Exception | None = None
     unregister = atexit.unregister  # a run that ends with the interpreter finds no module any more
     atexit.register(crew.stop)  # a daemon thread that still computes while the interpreter goes down can crash it
+    process = os.getpid()
     try:
         crew.start()
         while True:
+            refuse_fork(process)
             num_new = 0
             # While a result lies ready, the window grows by one: so a slow source doesn't hold it back for long.
             while not exhausted and len(window) < depth and (num_new < 2 or not window[0].done):
@@ -154,7 +158,8 @@ def in_order(
     finally:
         del failure
         unregister(crew.stop)
-        crew.stop()
+        if os.getpid() == process:  # a fork ends nothing, and a lock may never be given back there
+            crew.stop()
         window.clear()  # an error on its way holds this frame, and must not hold results
 
 
