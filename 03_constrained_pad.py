@@ -51,8 +51,8 @@ def batches_of(indices: np.ndarray, collate: Callable) -> DataLoader:
 # ## First try: drop while batching
 #
 # The collate function drops what is too long; so does the one in the blog. Now batches have fewer rows than asked for:
-# see the ghost in the figure. On several GPUs that is worse than a waste. Each GPU is fed by a process of its own, a
-# *rank*, all of them step together, and one may be left with no row at all.
+# those that are gone are ghosts in the figure. On several GPUs that is worse than a waste. Each GPU is fed by a process
+# of its own, a *rank*, all of them step together, and one may be left with no row at all.
 
 # %%
 budget = mmdp.Budget(tokens=config.max_tokens)

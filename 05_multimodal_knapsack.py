@@ -67,7 +67,7 @@ order = np.random.default_rng(config.seed).permutation(kept)
 tokens, images = sizes.tokens[order], sizes.images[order]
 bound = knapsack.lower_bound(tokens, images, both)
 fills = {}
-print(f"rows of {both.tokens:,} tokens and {both.images} images, the fewest that do; lower bound: {bound} rows")
+print(f"rows of {both.tokens:,} tokens and {both.images} images (fewer would close rows early); at least {bound} rows")
 for name, strategy in (("first-fit decreasing", "ffd"), ("knapsack", "knapsack")):
     rows = knapsack.pack(tokens, images, both, strategy=strategy)
     per_row = np.array([images[row].sum() for row in rows])
@@ -224,16 +224,17 @@ if model is not None:
         print(f"    wait ratio {meter.wait_ratio:.1%} on {device.type}, fed by {fed}; {pace:.1f} samples/s trained")
 
 # %% [markdown]
-# Do the samples of a row really not see each other? Nothing warns where they do, and the loss even looks better for
-# it, since the answer of one sample helps with the next. So each is run alone and in its row, by the inputs just
-# trained with. And a check that can't fail is worth nothing: so once more, with the mistake that is made most, a mask
-# of ones.
+# Do the samples of a row really not see each other? Nothing warns where they do, and the loss need not tell. A trained
+# model may look better for it, where positions run on and the answer of one sample helps with the next; or far worse,
+# where positions restart below a mask of ones, so that two samples lie on the same places ("Is it right?" in the
+# README has both, measured). In a fresh one like this, all are alike. So each sample is run alone and in its row, by
+# the inputs just trained with. And a check that can't fail is worth nothing: so once more, with that mask of ones.
 
 # %%
 if model is not None and row is not None:
     isolation = mmdp.check_isolation(model, packed)
     mistaken = mmdp.check_isolation(model, packed, layout="positions_and_mask")
-    print(f"{isolation}\n    with positions and a mask of ones the largest error would be {mistaken.error:.2g}")
+    print(f"{isolation}\n    with positions that restart below a mask of ones it would be {mistaken.error:.2g}")
     training |= {"isolation_error": isolation.error, "mistaken_error": mistaken.error}
 elif model is not None:
     print("    no row holds two samples: there is nothing to keep apart")
@@ -300,7 +301,9 @@ show(row_map(drawn_rows(first, encoder.image_id), length=budget.tokens, title=ti
 # 2. Look at the wait ratio first: below 5 % the data keep up, and work on the loader gains nothing. The second run is
 #    the ceiling: no loader can beat batches that are there already. On a GPU the difference is what there is to gain,
 #    and the diagnosis of stage 06 says how. On a CPU the model and the threads that decode share the processors, so
-#    the model itself is slower beside a loader; and runs of seconds differ a lot, so repeat them.
+#    the model itself is slower beside a loader; and runs of seconds differ, on a busy machine even several times over,
+#    so repeat them. The error of the mask of ones shrinks as the model trains: it has learnt by then which tokens are
+#    frequent, and little that depends on what it sees. A model that has learnt more loses more, as the README shows.
 # 3. The rows behind the third batch, none left out and none twice, in steps of the new size. The state counts rows of
 #    the plan, and the plan knows no batch size.
 #

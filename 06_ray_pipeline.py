@@ -35,6 +35,7 @@ from mmdp import ladder
 from mmdp.cli import parse_flags, report, show
 from mmdp.climb import fastest_step, run_rung
 from mmdp.local_store import from_afar
+from mmdp.machine import tell_load
 from mmdp.plots import drawn_rows, flame, row_map, saw_tooth, timeline
 from mmdp.ray_start import Session
 from mmdp.rung_figures import forecast, ladder_table, prediction_misses
@@ -58,6 +59,7 @@ config = parse_flags(
 )
 started = ExitStack()
 _ = atexit.register(started.close)  # whatever happens, Ctrl-C too
+tell_load()
 
 # %% [markdown]
 # ## An object store
@@ -317,6 +319,9 @@ if failures:
 #
 # Where our numbers differ from the talk's: its trainer is a real GPU, and ours is asleep; its +50 % needs a cluster.
 # What is the same is the order of the rungs, and why.
+#
+# On a machine that others use, each rung from prefetch on may wait up to a fifth of its time, and another one in each
+# run: 14 steps are few. Nothing but a quiet machine helps, or more `--steps`.
 #
 # What this stage does not do: train your model. That comes next. `docs/own_data.md` has your own data in five minutes,
 # "In your training" in the README the loop around a real model, alone, over many GPUs and on Ray, and

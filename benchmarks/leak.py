@@ -66,8 +66,8 @@ GROUPS = {"seen": "pictures it was trained on", "new": "new pictures"}
 NAMES = {
     "alone": "samples alone, padded",
     "right": "packed right: mmdp.adapt",
-    "no_positions": "packed wrong: plain causal",
-    "positions_and_mask": "packed wrong: a mask of ones",
+    "no_positions": "packed wrong: positions run on",
+    "positions_and_mask": "packed wrong: restart below a mask of ones",
 }
 
 Samples = list[int]

@@ -39,8 +39,8 @@ SHARED = Path(os.environ.get("MMDP_SHARED", ROOT.parent / "shared"))
 WAYS = {
     "alone": "each sample alone",
     "right": "packed right: mmdp.adapt",
-    "no_positions": "packed wrong: plain causal",
-    "positions_and_mask": "packed wrong: a mask of ones",
+    "no_positions": "packed wrong: positions run on",
+    "positions_and_mask": "packed wrong: restart below a mask of ones",
 }
 TOKENS = 1024  # of a row
 MOST_PLACES = 6  # in a row: later ones are counted with the sixth
@@ -137,7 +137,7 @@ def main() -> None:
     ways = found["ways"]
     for way, one in ways.items():
         moved = [abs(here - alone) for here, alone in zip(one["each"], ways["alone"]["each"], strict=True)]
-        print(f"{WAYS[way]:>30}: loss {one['loss']:.4f}; a sample's own moves by {sum(moved) / len(moved):.4f}")
+        print(f"{WAYS[way]:>45}: loss {one['loss']:.4f}; a sample's own moves by {sum(moved) / len(moved):.4f}")
     title = f"SmolLM2-135M on {found['samples']} real samples, {found['rows']} rows of {found['tokens_a_row']:,} tokens"
     figure = leak_bars({WAYS[way]: (one["loss"], one["by_place"]) for way, one in ways.items()}, title=title)
     print(save(figure, given.figure))

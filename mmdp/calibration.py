@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mmdp.machine import num_processors
 from mmdp.pipeline_model import CallCost, FetchCost, Numbers, RowCost
 from mmdp.span_table import NO_NUMBER, Lane, Spans
-from mmdp.spans import num_processors
 
 FETCH_COMPUTE, FETCH_AROUND = 0.002, 0.002
 """Processor seconds a fetch, of its actor and of others: where nobody has measured them (`benchmarks/simulate.py`)."""

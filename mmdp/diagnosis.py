@@ -206,8 +206,10 @@ def _best_lever(work: StepWork, pace: Pace, gains: Mapping[str, float], rungs: C
     bound = max(RESOURCES, key=lambda resource: gains[resource])
     if not is_fed and gains[bound] < _WORTH:
         return _Lever("look again on a quiet machine, over more steps: what was measured is no reason to wait", pace)
-    if bound != "trainer" and not is_fed:
+    if not is_fed and bound != "trainer":
         return _Lever(f"no lever of the loader helps: {bound} itself has to become faster", pace)
+    if not is_fed:
+        return _Lever("no lever of the loader alone helps much: look again on a quiet machine, over more steps", pace)
     if work.window is None or round(work.window[0]) >= pace.rows:  # a batch, as it is printed
         return _Lever("nothing to do for the feeding: the trainer is busy, and rows lie ready", pace)
     if gains["trainer"] >= _MUCH:

@@ -31,13 +31,13 @@ What a worker may do to a run, and what comes of it:
 from __future__ import annotations
 
 import math
-import os
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from multiprocessing import get_all_start_methods
 from typing import Any, Protocol, Self, TypeVar
 
 from mmdp.in_order import Crew, Task, in_order
+from mmdp.machine import num_processors
 from mmdp.process_pool import ProcessPool
 from mmdp.refusals import shorten
 from mmdp.wire import Raised, WorkerDied, WorkerError
@@ -111,7 +111,7 @@ def executor(name: str, num_workers: int | None = None, *, views: bool = False) 
 
         return RayExecutor(num_workers, views=views)
     if num_workers is None:
-        num_workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        num_workers = num_processors()
     if name == "threads":
         return Threads(num_workers)
     if name == "processes":

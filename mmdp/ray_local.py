@@ -25,6 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
+from mmdp.machine import num_processors
+
 fcntl: ModuleType | None
 try:
     import fcntl
@@ -206,11 +208,6 @@ def sigterm_stays() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
         else:  # no other thread may ask Python
             system.sigaction(int(signal.SIGTERM), found, None)
-
-
-def num_processors() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _kill_below(folder: str) -> None:

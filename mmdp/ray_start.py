@@ -36,9 +36,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from mmdp.machine import num_processors
 from mmdp.ray_address import REACH_SECONDS, is_at, is_on_loopback_alone
 from mmdp.ray_auth import AUTH_MODE, AskedForToken, TokenMode
-from mmdp.ray_local import LocalRay, num_processors, on_loopback, sigterm_stays
+from mmdp.ray_local import LocalRay, on_loopback, sigterm_stays
 
 NAMESPACE = "mmdp"
 """Where named actors are found by all programs on one cluster."""

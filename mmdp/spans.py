@@ -44,6 +44,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from mmdp.machine import num_processors
 from mmdp.span_table import NO_NUMBER, Lane, Spans, merge
 
 CAPACITY = 2**17
@@ -147,11 +148,6 @@ class Recorder:
                 for key in dict.fromkeys(key for one in kept for key in one[4])
             },
         )
-
-
-def num_processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _recorder: Recorder | None = None

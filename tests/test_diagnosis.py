@@ -428,6 +428,15 @@ def test_a_trainer_that_is_fed_in_time_may_become_faster():
     assert "a faster trainer would wait for them" in lever.words
 
 
+def test_a_trainer_that_waits_is_never_told_that_rows_come_in_time(monkeypatch):
+    """Law: above 5 % rows are late, also where the trainer is what bounds it and no lever helps."""
+    monkeypatch.setattr(diagnosis, "_levers", lambda *_: iter(()))
+    late = replace(SAID.work, wait=1.0, train=9.0)
+    for trainer in (1.2, 1.9):
+        gains = {**dict.fromkeys(RESOURCES, 1.0), "trainer": trainer}
+        assert diagnosis._best_lever(late, SAID.pace, gains, ()).words.startswith("no lever of the loader alone helps")
+
+
 def test_a_wait_that_nothing_explains_is_called_so(monkeypatch):
     """Law: a trainer whose doubling gains nothing is no bound, and to make it faster no advice."""
     monkeypatch.setattr(diagnosis, "_levers", lambda *_: iter(()))
