@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmdp.records import IGNORE, Turn
-from mmdp.refusals import DataError, Reason, shorten
+from mmdp.refusals import DataError, Reason, counted, shorten
 from mmdp.template import CHATML, PROBE, ImageSlot, Marks, Piece, Slot, Template, Text
 from mmdp.tokenizer import plain_tokenizers
 
@@ -113,10 +113,12 @@ class Chat:
         encode = self._encode_by_frame if self.rule == "frame" else self._encode_by_generation
         turns = [turn if turn.parts else Turn(turn.role, ("",)) for turn in turns]
         ids, labels = encode(turns, images)
+        if not all(turn.learnt for turn in turns):
+            _leave_unlearnt(labels, turns)
         if all(label == IGNORE for label in labels[1:]):
             raise DataError(
                 Reason.NO_ANSWER,
-                "no token to learn from: check the answers, and that the template shows assistant turns",
+                "no token to learn from: check the answers, their weights, and that the template shows assistant turns",
             )
         labels[0] = IGNORE
         return np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32)
@@ -246,6 +248,26 @@ class Chat:
             raise DataError(Reason.INVALID_TEXT, f"a text can't be encoded: {shorten(str(error))}") from error
         ids = list(encoded["input_ids"])
         return ids, [token if on else IGNORE for token, on in zip(ids, encoded["assistant_masks"], strict=True)]
+
+
+def _leave_unlearnt(labels: list[int], turns: Sequence[Turn]) -> None:
+    """Takes the labels of answers that are not learnt.
+
+    Raises:
+        DataError: TEMPLATE, where labels do not come in one piece for each answer.
+    """
+    answers = [turn.learnt for turn in turns if turn.role == "assistant"]
+    before = [IGNORE, *labels[:-1]]
+    starts = [place for place, label in enumerate(labels) if label != IGNORE == before[place]]
+    if len(starts) != len(answers):
+        raise DataError(
+            Reason.TEMPLATE,
+            f"an answer of this row is not to be learnt, and with this chat template {counted(len(answers), 'answer')} "
+            f"are learnt in {counted(len(starts), 'piece')}: remove that turn's weight, or the row",
+        )
+    for start, end, is_learnt in zip(starts, [*starts[1:], len(labels)], answers, strict=True):
+        if not is_learnt:
+            labels[start:end] = [IGNORE] * (end - start)
 
 
 def _fill(slot: Slot, pieces: list[Piece]) -> list[Piece]:

@@ -24,7 +24,7 @@ from mmdp.config import Config
 from mmdp.image_sizes import check_pixels, image_size, read_size
 from mmdp.images import decode
 from mmdp.records import Encoded, ImageLayout, Sample
-from mmdp.refusals import DataError, Reason, shorten
+from mmdp.refusals import DataError, Reason, counted, shorten
 from mmdp.sample_checks import check_sample
 from mmdp.spans import span
 from mmdp.store import read, reader
@@ -34,7 +34,7 @@ from mmdp.vision import vision_family
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_VERSION = 3
+_VERSION = 4
 """Goes up when the same sample would be encoded to other ids, labels or layouts; token caches are made anew then."""
 
 _IMAGE_TOKENS = ("<|image|>", "<image>", "<|image_pad|>", "<image_soft_token>")
@@ -90,7 +90,7 @@ class Encoder:
         id_of = loaded.backend_tokenizer.token_to_id  # the whole vocabulary as a dict takes 50 ms
         if missing := [mark for mark in self.family.marks if id_of(mark) is None]:
             raise ValueError(
-                f"the tokenizer lacks {len(missing)} marks of the vision family {self.family.name}, such as "
+                f"the tokenizer lacks {counted(len(missing), 'mark')} of the vision family {self.family.name}, such as "
                 f"{missing[0]}: use that model's own tokenizer, or `--vision fixed:64`, which goes with any"
             )
         self.max_pixels = max_pixels

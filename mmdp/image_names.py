@@ -99,7 +99,8 @@ def unsafe(name: str, found: str, remedy: str) -> DataError:
 def too_long(name: str) -> DataError:
     """The refusal of a name that is longer than any file's."""
     found = f"{shorten(name)} is a name of {len(name):,} characters, and no file can have it"
-    return DataError(Reason.MISSING_IMAGE, f"{found}: correct the name")
+    remedy = "correct the name; an image in base64 is to begin with data:image/jpeg;base64, or with its own type"
+    return DataError(Reason.MISSING_IMAGE, f"{found}: {remedy}")
 
 
 def lone_surrogate(name: str) -> DataError:

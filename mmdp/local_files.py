@@ -127,5 +127,9 @@ def _resolve(root: Path, name: str) -> Sequence[str]:
     if path == root:
         raise unsafe(name, "is a link to the data folder itself", "name a file")
     if not path.is_relative_to(root):
-        raise unsafe(name, "is a link that leads out of the data folder", "copy the file into the folder")
+        raise unsafe(
+            name,
+            "is a link that leads out of the data folder",
+            "name the folder that it leads to as image folder (--image-folder), or copy the file",
+        )
     return path.relative_to(root).parts

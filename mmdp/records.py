@@ -52,10 +52,12 @@ class Turn:
     Attributes:
         role: "system", "user" or "assistant".
         parts: text and image places in reading order; an int is an index into `Sample.images`.
+        learnt: False for an answer that the model is to read, and not to learn.
     """
 
     role: str
     parts: tuple[str | int, ...]
+    learnt: bool = True
 
     @property
     def text(self) -> str:

@@ -1,6 +1,7 @@
 """One field of a row: what stands in it, or the `DataError` that says what is wrong there.
 
-Adds: a reader for each kind of field that the forms of `rows.py` share: id, text, answer, role, turns, images. In: the
+Adds: a reader for each kind of field that the forms of `rows.py` share: id, system text, turns, role, text, answer,
+whether it is learnt, images. In: the
 value as JSON or Arrow gives it, and the field's name for messages, such as `texts[0].user`. Every reader raises a
 `DataError` that names the field, what was found and what was wanted; `parse_row` adds source and id to it.
 Leaves out: the forms themselves, marks, and which image belongs to which place (`rows.py`).
@@ -8,6 +9,8 @@ Leaves out: the forms themselves, marks, and which image belongs to which place 
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -34,6 +37,55 @@ def read_id(row: Mapping[str, object]) -> str:
     """The row's own id as text; empty where it has none that is a text or a number."""
     value = row.get("id")
     return encodable(str(value), "id") if isinstance(value, str | int | float) else ""
+
+
+def read_system(row: Mapping[str, object]) -> str:
+    """The system text beside the turns, as ShareGPT has it; empty where there is none."""
+    value = row.get("system")
+    return "" if value is None else read_text(value, "system")
+
+
+def refuse_tools(row: Mapping[str, object]) -> None:
+    """Refuses a row that declares tools: they would be missing from the prompt."""
+    if row.get("tools") and row["tools"] != "[]":
+        refuse(
+            Reason.WRONG_FORM,
+            "tools",
+            "declarations of tools are not put into the prompt here: remove the key, or the row",
+        )
+
+
+def refuse_calls(turn: Mapping[str, object], field: str) -> None:
+    """Refuses a turn whose answer is not all in its text."""
+    for key in ("tool_calls", "function_call"):
+        if turn.get(key):
+            refuse(Reason.WRONG_FORM, f"{field}.{key}", "calls of tools are not learnt here: remove the row")
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        if turn.get(key):
+            refuse(
+                Reason.WRONG_FORM,
+                f"{field}.{key}",
+                "only the text of an answer is learnt: write it in there as your model wants it, or remove the key",
+            )
+
+
+def read_learnt(turn: Mapping[str, object], field: str, role: str) -> bool:
+    """Whether an answer is learnt: not where the turn has `weight` 0 (OpenAI's), or `loss` or `train` false."""
+    is_learnt = True
+    for key in ("weight", "loss", "train"):
+        value = turn.get(key)
+        if value is None:
+            continue
+        if value not in (0, 1):
+            refuse(
+                Reason.WRONG_FORM,
+                f"{field}.{key}",
+                f"found {kind_of(value)}, wanted 0 or 1, or false or true: an answer is learnt, or it is not",
+            )
+        if value and role != "assistant" and key != "weight":
+            refuse(Reason.WRONG_FORM, f"{field}.{key}", f"only answers are learnt, no turn of the {role}: remove it")
+        is_learnt = is_learnt and bool(value)
+    return is_learnt
 
 
 def encodable(text: str, field: str) -> str:
@@ -107,7 +159,7 @@ def read_images(row: Mapping[str, object], root: str) -> tuple[ImageRef, ...]:
 
 
 def read_image(value: object, field: str, root: str) -> ImageRef:
-    """One image: a file name, the file's bytes, or an object with these bytes, its name, or both."""
+    """One image: a file name, the file's bytes, also as a `data:` URL, or an object with bytes, name, or both."""
     data = None
     name = value
     if isinstance(value, bytes):  # a column of bytes, as tables have it
@@ -128,9 +180,26 @@ def read_image(value: object, field: str, root: str) -> ImageRef:
             refuse(Reason.WRONG_FORM, field, f"found an object with {keys}, wanted bytes or a path: give one of them")
     if not isinstance(name, str):
         refuse(Reason.WRONG_FORM, field, f"found {kind_of(name)}, wanted the name of an image file: correct the row")
+    if name[:5].lower() == "data:" and data is None:
+        return ImageRef("", root, _inline(name, field))
     if not name and data is None:
         refuse(Reason.WRONG_FORM, field, "the name of the image is empty: name a file, or leave the image out")
     return ImageRef(encodable(name, field), root, data)
+
+
+def _inline(url: str, field: str) -> bytes:
+    """The bytes that stand in a `data:` URL."""
+    head, comma, body = url.partition(",")
+    try:
+        if not comma or not head.lower().endswith(";base64"):
+            raise ValueError("it does not begin as data:image/...;base64,")
+        return base64.b64decode(body, validate=True)
+    except (ValueError, binascii.Error) as error:
+        refuse(
+            Reason.WRONG_FORM,
+            field,
+            f"{shorten(url, 40)} can't be read: {str(error).lower()}. Mend it, or name a file",
+        )
 
 
 def _is_decoded(value: object) -> bool:

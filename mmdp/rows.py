@@ -14,12 +14,14 @@ The form is told by which one of three keys the row has; a key whose value is nu
 
 Rules of all forms:
 
-- Images stand in `images` or `image`: one or a list, each a file name, the file's bytes, or `{bytes, path}` as
-  image columns store it.
+- `system` beside the turns is a system turn before the first one.
+- An answer with `weight` 0, or `loss` or `train` false, is read and not learnt.
+- Images stand in `images` or `image`: one or a list, each a file name, the file's bytes (in JSON as a `data:` URL), or
+  `{bytes, path}` as image columns store it.
   Null, missing and an empty list mean a row of text alone.
 - Images and no place at all: they go in front of the first user turn. Else places and images must agree in number.
 - Text is kept character by character. An answer of blanks alone is empty, and one empty answer refuses the row.
-- Keys that no form names are ignored, whatever they hold.
+- What would be lost is refused: calls and declarations of tools, thoughts beside the text. Other keys are ignored.
 
 Roles: `texts` has its two; `messages` takes `system`, `user`, `assistant`; `conversations` these and `human`, `gpt`.
 
@@ -34,41 +36,38 @@ A part of type `image` stands for the row's next image, or for the one its `inde
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from mmdp.records import ImageRef, Sample, Turn
-from mmdp.refusals import DataError, Reason, counted, shorten
+from mmdp.records import Sample, Turn
+from mmdp.refusals import DataError, Reason, shorten
 from mmdp.row_fields import (
     kind_of,
     read_answer,
     read_id,
     read_image,
     read_images,
+    read_learnt,
     read_role,
+    read_system,
     read_text,
     read_turns,
     refuse,
+    refuse_calls,
+    refuse_tools,
 )
+from mmdp.row_places import Draft, Part, number_places, place_images, split_marks
 from mmdp.sample_checks import ROLES
 
 FORMS = ("texts", "conversations", "messages")
 """The keys that tell a row's form."""
 
-KEYS = ("id", "images", "image", *FORMS)
+KEYS = ("id", "images", "image", "system", "tools", *FORMS)
 """All keys of a row that are read."""
-
-MARK = "<image>"
 
 _ROLES = {role: role for role in ROLES}
 _CONVERSATION_ROLES = _ROLES | {"human": "user", "gpt": "assistant"}
 _INLINE_KEYS = {"image": ("image", "path", "url"), "image_url": ("image_url", "url")}
-
-# A turn on its way to a `Turn`: its field, role and parts. A part is text or a place; a place holds an image of
-# its own, the index of one of the row's images, or None for the row's next one.
-_Part = str | ImageRef | int | None
-_Draft = tuple[str, str, Sequence[_Part]]
 
 
 def parse_row(row: object, *, root: str, source: str, number: int) -> Sample:
@@ -98,8 +97,8 @@ def parse_row(row: object, *, root: str, source: str, number: int) -> Sample:
     try:
         row_id = read_id(row)
         images = read_images(row, root)
-        images, drafts = _place(images, _drafts(row, root, has_images=bool(images)), keys=row)
-        turns = tuple(_turn(field, role, parts) for field, role, parts in _number(drafts))
+        images, drafts = place_images(images, _drafts(row, root, has_images=bool(images)), keys=row)
+        turns = tuple(_turn(*numbered) for numbered in number_places(drafts))
     except DataError as error:
         raise error.at(source=source, id=row_id) from None
     if not any(turn.role == "assistant" for turn in turns):
@@ -124,7 +123,7 @@ def row_number(index: int, length: int) -> int:
     return number % length
 
 
-def _drafts(row: Mapping[str, object], root: str, *, has_images: bool) -> list[_Draft]:
+def _drafts(row: Mapping[str, object], root: str, *, has_images: bool) -> list[Draft]:
     """The turns of whichever form the row has."""
     forms = [form for form in FORMS if row.get(form) is not None]
     if len(forms) != 1:
@@ -136,58 +135,67 @@ def _drafts(row: Mapping[str, object], root: str, *, has_images: bool) -> list[_
             f"the row has {found}, wanted exactly one of the three row forms (docs/own_data.md): correct the row",
         )
     form = forms[0]
+    refuse_tools(row)
     turns = read_turns(row[form], form)
     if form == "texts":
-        return _from_texts(turns)
-    if form == "conversations":
-        return _from_conversations(turns)
-    return _from_messages(turns, root, has_images=has_images)
-
-
-def _from_texts(turns: Sequence[Mapping[str, object]]) -> list[_Draft]:
-    drafts: list[_Draft] = []
-    for index, turn in enumerate(turns):
-        field = f"texts[{index}]"
-        drafts.append((f"{field}.user", "user", [read_text(turn.get("user"), f"{field}.user")]))
-        answer = read_answer(turn.get("assistant"), f"{field}.assistant")
-        drafts.append((f"{field}.assistant", "assistant", [answer]))
+        drafts = _from_texts(turns)
+    elif form == "conversations":
+        drafts = _from_conversations(turns)
+    else:
+        drafts = _from_messages(turns, root, has_images=has_images)
+    if system := read_system(row):
+        if drafts[0][1] == "system":
+            refuse(Reason.WRONG_FORM, "system", "the row has a system text, and its first turn is one: remove either")
+        drafts.insert(0, ("system", "system", [system], True))
     return drafts
 
 
-def _from_conversations(turns: Sequence[Mapping[str, object]]) -> list[_Draft]:
-    drafts: list[_Draft] = []
+def _from_texts(turns: Sequence[Mapping[str, object]]) -> list[Draft]:
+    drafts: list[Draft] = []
+    for index, turn in enumerate(turns):
+        field = f"texts[{index}]"
+        refuse_calls(turn, field)
+        drafts.append((f"{field}.user", "user", [read_text(turn.get("user"), f"{field}.user")], True))
+        answer = read_answer(turn.get("assistant"), f"{field}.assistant")
+        drafts.append((f"{field}.assistant", "assistant", [answer], read_learnt(turn, field, "assistant")))
+    return drafts
+
+
+def _from_conversations(turns: Sequence[Mapping[str, object]]) -> list[Draft]:
+    drafts: list[Draft] = []
     for index, turn in enumerate(turns):
         field = f"conversations[{index}]"
         role = read_role(turn.get("from"), f"{field}.from", _CONVERSATION_ROLES)
+        refuse_calls(turn, field)
         read = read_answer if role == "assistant" else read_text
-        drafts.append((f"{field}.value", role, _split_marks(read(turn.get("value"), f"{field}.value"))))
+        parts = split_marks(read(turn.get("value"), f"{field}.value"))
+        drafts.append((f"{field}.value", role, parts, read_learnt(turn, field, role)))
     return drafts
 
 
-def _from_messages(turns: Sequence[Mapping[str, object]], root: str, *, has_images: bool) -> list[_Draft]:
-    drafts: list[_Draft] = []
+def _from_messages(turns: Sequence[Mapping[str, object]], root: str, *, has_images: bool) -> list[Draft]:
+    drafts: list[Draft] = []
     for index, turn in enumerate(turns):
         field = f"messages[{index}]"
-        for key in ("tool_calls", "function_call"):
-            if turn.get(key):
-                refuse(Reason.WRONG_FORM, f"{field}.{key}", "calls of tools are not learnt here: remove the row")
+        refuse_calls(turn, field)
         role = read_role(turn.get("role"), f"{field}.role", _ROLES)
+        is_learnt = read_learnt(turn, field, role)
         content, field = turn.get("content"), f"{field}.content"
         if isinstance(content, list):
             parts = [_part(part, f"{field}[{k}]", root) for k, part in enumerate(content)]
         else:
             parts = [(read_answer if role == "assistant" else read_text)(content, field)]
-        drafts.append((field, role, parts))
-    typed_places = any(not isinstance(part, str) for _, _, parts in drafts for part in parts)
+        drafts.append((field, role, parts, is_learnt))
+    typed_places = any(not isinstance(part, str) for _, _, parts, _ in drafts for part in parts)
     if not has_images or typed_places:
         return drafts
     return [
-        (field, role, _split_marks(turn["content"]) if isinstance(turn["content"], str) else parts)
-        for turn, (field, role, parts) in zip(turns, drafts, strict=True)
+        (field, role, split_marks(turn["content"]) if isinstance(turn["content"], str) else parts, is_learnt)
+        for turn, (field, role, parts, is_learnt) in zip(turns, drafts, strict=True)
     ]
 
 
-def _part(part: object, field: str, root: str) -> _Part:
+def _part(part: object, field: str, root: str) -> Part:
     """One part of a message's content: text, a place, or an image that stands in the part itself."""
     if not isinstance(part, Mapping):
         refuse(
@@ -219,91 +227,8 @@ def _part(part: object, field: str, root: str) -> _Part:
     return read_image(value, f"{field}.{key}", root)
 
 
-def _split_marks(text: str) -> list[_Part]:
-    """Text with its marks as places, and without the newline that joins a mark to its text."""
-    first, *others = text.split(MARK)
-    pieces = [first, *(other.removeprefix("\n") for other in others)]
-    last = max((index for index, piece in enumerate(pieces) if piece), default=0)
-    if last < len(pieces) - 1:  # marks end the value
-        pieces[last] = pieces[last].removesuffix("\n")
-    parts: list[_Part] = [pieces[0]]
-    for piece in pieces[1:]:
-        parts += [None, piece]
-    return parts
-
-
-def _place(
-    images: tuple[ImageRef, ...], drafts: list[_Draft], *, keys: Iterable[str]
-) -> tuple[tuple[ImageRef, ...], list[_Draft]]:
-    """The row's images in reading order, and the turns with as many places as there are images.
-
-    Args:
-        images: that the row names.
-        drafts: its turns.
-        keys: of the row, for errors.
-    """
-    places = [(field, part) for field, _, parts in drafts for part in parts if not isinstance(part, str)]
-    if images and not places:
-        user = next((index for index, (_, role, _) in enumerate(drafts) if role == "user"), None)
-        if user is None:
-            refuse(
-                Reason.IMAGE_PLACES,
-                "",
-                f"{counted(len(images), 'image')}, 0 places and no user turn to put them in front of: add marks, or a "
-                "user turn",
-            )
-        field, role, parts = drafts[user]
-        return images, [*drafts[:user], (field, role, [*[None] * len(images), *parts]), *drafts[user + 1 :]]
-    own = tuple(part for _, part in places if isinstance(part, ImageRef))
-    if own and images:
-        refuse(
-            Reason.WRONG_FORM,
-            next(field for field, part in places if isinstance(part, ImageRef)),
-            f"{len(own)} places have an image of their own and the row has {len(images)} besides: name each image once",
-        )
-    images = images or own
-    if not images and places and not {"image", "images"} & set(keys):
-        refuse(
-            Reason.IMAGE_PLACES,
-            places[-1][0],
-            f"{counted(len(places), 'place')} for images, and the row has neither images nor image; it has "
-            f"{shorten(', '.join(map(str, keys)), 100)}: name the images in one of these two",
-        )
-    if len(images) != len(places):
-        refuse(
-            Reason.IMAGE_PLACES,
-            places[-1][0] if places else "",
-            f"{counted(len(images), 'image')} and {counted(len(places), 'place')} for them: they must be equal, so "
-            "mend one or the other",
-        )
-    order = [part for _, part in places if isinstance(part, int)]
-    if order and sorted(order) != list(range(len(images))):
-        refuse(
-            Reason.IMAGE_PLACES,
-            places[0][0],
-            f"the places name the images {shorten(order)}, wanted each of 0 to {len(images) - 1} once: mend index",
-        )
-    return tuple(images[index] for index in order) if order else images, drafts
-
-
-def _number(drafts: Sequence[_Draft]) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
-    """The turns with their places numbered through, texts beside each other joined, and empty ones dropped."""
-    numbers = itertools.count()
-    for field, role, draft in drafts:
-        parts: list[str | int] = []
-        if len(draft) == 1 and isinstance(draft[0], str) and draft[0]:
-            yield field, role, (draft[0],)  # the usual turn, and most of the time spent here
-            continue
-        for is_text, run in itertools.groupby(draft, key=lambda part: isinstance(part, str)):
-            if not is_text:
-                parts += [next(numbers) for _ in run]
-            elif text := "".join(part for part in run if isinstance(part, str)):
-                parts.append(text)
-        yield field, role, tuple(parts)
-
-
-def _turn(field: str, role: str, parts: tuple[str | int, ...]) -> Turn:
-    turn = Turn(role, parts)
+def _turn(field: str, role: str, parts: tuple[str | int, ...], is_learnt: bool) -> Turn:
+    turn = Turn(role, parts, is_learnt)
     if role == "assistant" and not turn.text.strip():
         refuse(Reason.NO_ANSWER, field, "the answer is empty, so nothing can be learnt: give it, or remove the row")
     return turn

@@ -243,7 +243,8 @@ def _columns(table: Any, name: str) -> Any:
     """The table with the columns that rows are made of, as Arrow: so no image is decoded, and no other column read."""
     if (columns := table.column_names) is not None:
         if not set(columns) & set(FORMS):
-            raise ValueError(f"{name} has the columns {shorten(columns, 200)}, wanted one of {', '.join(FORMS)}")
+            found = f"{name} has the columns {shorten(columns, 200)}, wanted one of {', '.join(FORMS)}"
+            raise ValueError(f"{found}: bring its rows into one of these forms (docs/own_data.md)")
         table = table.select_columns([column for column in columns if column in KEYS])
     return table.with_format("arrow")
 

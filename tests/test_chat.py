@@ -416,3 +416,51 @@ for name, own in (("smollm2", None), ("qwen", None), ("qwen", template)):
     ids, labels = chat.encode(turns, ["<|im_start|>"])
     print(name, chat.rule, len(ids), hashlib.sha256(ids.tobytes() + labels.tobytes()).hexdigest())
 """
+
+
+# Answers that are not learnt
+
+
+def unlearnt(turns: list[Turn], *numbers: int) -> list[Turn]:
+    """The same, with these answers not to be learnt."""
+    answers = [place for place, turn in enumerate(turns) if turn.role == "assistant"]
+    without = {answers[number] for number in numbers}
+    return [Turn(turn.role, turn.parts, place not in without) for place, turn in enumerate(turns)]
+
+
+@pytest.mark.parametrize("template", [CHATML, None], ids=["chatml", "its own"])
+@pytest.mark.parametrize("without", [(), (0,), (1,), (2,), (0, 2), (0, 1)])
+def test_an_answer_of_no_weight_is_read_and_not_learnt(shared, template, without):
+    """Ids are the same, and so are the labels of all other answers, with their end marks."""
+    chat = Chat(load_tokenizer(str(shared / "tokenizers" / "qwen")), chat_template=template)
+    turns = qa("one?", "first", "two?", "second", "three?", "third")
+    ids, all_labels = chat.encode(turns)
+    again, labels = chat.encode(unlearnt(turns, *without))
+    assert np.array_equal(ids, again)
+    wanted = [text for number, text in enumerate(learnt(chat, ids, all_labels)) if number not in without]
+    assert wanted == learnt(chat, ids, labels)
+    assert 3 - len(without) == len(wanted)
+
+
+def test_a_row_that_learns_nothing_is_refused():
+    """All of its answers have no weight."""
+    with pytest.raises(DataError, match="no token to learn from") as caught:
+        Chat(tokenizer(), chat_template="chatml").encode(unlearnt(qa("one?", "first"), 0))
+    assert Reason.NO_ANSWER == caught.value.reason
+
+
+def test_an_answer_in_pieces_is_refused_where_one_is_not_learnt():
+    """Which pieces are whose can't be told; where all are learnt it does not matter."""
+    learn = "{% generation %}{{ WHAT }}{% endgeneration %}"
+    answer = learn.replace("WHAT", "'a '") + "{{ 'b ' }}" + learn.replace("WHAT", "message['content']")
+    pieces = (
+        "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+        + answer
+        + "{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
+    )
+    chat = Chat(tokenizer(), chat_template=pieces)
+    turns = qa("one? ", "first", " two? ", "second")
+    assert 4 == len(learnt(chat, *chat.encode(turns)))
+    with pytest.raises(DataError, match="2 answers are learnt in 4 pieces") as caught:
+        chat.encode(unlearnt(turns, 0))
+    assert Reason.TEMPLATE == caught.value.reason

@@ -1,5 +1,6 @@
 """Laws of `rows.py` and `row_fields.py`: three forms, one `Sample`, and one `DataError` for everything else."""
 
+import base64
 import io
 import json
 import random
@@ -690,3 +691,109 @@ def test_a_hostile_row_takes_no_hostile_time():
     row = chat(("user", [{"type": "text", "text": "a"}] * many), ANSWER)
     assert ("a" * many,) == parse(row).turns[0].parts
     assert refusal(talk(("user", "<image>\n" * many + "x"), ("gpt", "So."))).reason == Reason.IMAGE_PLACES
+
+
+# What would be lost, or learnt against the row's own word
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        texts([], ("Why?", "So."), system="Be brief."),
+        talk(("human", "Why?"), ("gpt", "So."), system="Be brief."),
+        chat(("user", "Why?"), ANSWER, system="Be brief."),
+        chat(("system", "Be brief."), ("user", "Why?"), ANSWER, system=None),
+        chat(("system", "Be brief."), ("user", "Why?"), ANSWER, system=""),
+    ],
+)
+def test_a_system_text_beside_the_turns_is_the_first_turn(row):
+    """As ShareGPT has it: in each form it is the sample that a system turn gives."""
+    assert [("system", ("Be brief.",)), ("user", ("Why?",)), ("assistant", ("So.",))] == turns(row)
+
+
+def test_a_system_text_is_there_once_and_is_a_text():
+    """Two of them are refused, and so is what is none; images go in front of the user's turn all the same."""
+    twice = refusal(chat(("system", "Be brief."), ("user", "Why?"), ANSWER, system="Be long."))
+    assert (Reason.WRONG_FORM, "system") == (twice.reason, twice.field)
+    assert Reason.WRONG_FORM == refusal(chat(("user", "Why?"), ANSWER, system=["Be brief."])).reason
+    assert ("user", (0, "Why?")) == turns(texts(["a.png"], ("Why?", "So."), system="Be brief."))[1]
+
+
+@pytest.mark.parametrize("key", ["weight", "loss", "train"])
+@pytest.mark.parametrize(
+    ("value", "learnt"), [(0, False), (0.0, False), (False, False), (1, True), (True, True), (None, True)]
+)
+def test_an_answer_says_whether_it_is_learnt(key, value, learnt):
+    """`weight` is OpenAI's, `loss` and `train` those of other trainers; in each form."""
+    for form, number, row in [
+        ("texts", 0, texts([], ("Why?", "So."))),
+        ("conversations", 1, talk(("human", "Why?"), ("gpt", "So."))),
+        ("messages", 1, chat(("user", "Why?"), ANSWER)),
+    ]:
+        row[form][number][key] = value
+        assert learnt == parse(row).turns[1].learnt
+        assert parse(row).turns[0].learnt
+
+
+def test_a_weight_is_all_or_nothing_and_of_an_answer():
+    """Anything between, and the wish to learn a question, can't be had: refused, with the field."""
+    half, question = (chat(("user", "Why?"), ANSWER) for _ in range(2))
+    half["messages"][1]["weight"] = 0.5
+    question["messages"][0] |= {"weight": 1, "train": True}
+    assert (Reason.WRONG_FORM, "messages[1].weight") == (refusal(half).reason, refusal(half).field)
+    assert (Reason.WRONG_FORM, "messages[0].train") == (refusal(question).reason, refusal(question).field)
+    question["messages"][0]["train"] = False
+    assert parse(chat(("user", "Why?"), ANSWER)).turns[1] == parse(question).turns[1]
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"])
+def test_an_answer_beside_the_text_is_refused(key):
+    """Law: what an answer has besides its text would be lost without a word. Empty and null are nothing."""
+    for form, row in (
+        ("conversations", talk(("human", "Why?"), ("gpt", "So."))),
+        ("messages", chat(("user", "Why?"), ANSWER)),
+    ):
+        for nothing in (None, "", []):
+            row[form][1][key] = nothing
+            parse(row)
+        row[form][1][key] = "first this, then that"
+        assert (Reason.WRONG_FORM, f"{form}[1].{key}") == (refusal(row).reason, refusal(row).field)
+
+
+def test_declared_tools_are_refused():
+    """They would be missing from the prompt; none, also as the text `[]`, is none."""
+    row = chat(("user", "Why?"), ANSWER)
+    assert [parse(row)] * 3 == [parse(row | {"tools": nothing}) for nothing in (None, [], "[]")]
+    assert (Reason.WRONG_FORM, "tools") == ((error := refusal(row | {"tools": [{"name": "look"}]})).reason, error.field)
+
+
+# Bytes in JSON
+
+
+PIXEL = base64.b64encode(b"a picture, say").decode()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        texts([f"data:image/png;base64,{PIXEL}"], ("Why?", "So.")),
+        texts([], ("Why?", "So."), image=f"DATA:image/jpeg;charset=x;BASE64,{PIXEL}") | {"images": None},
+        chat(("user", [{"type": "image_url", "image_url": {"url": f"data:;base64,{PIXEL}"}}, TEXT]), ANSWER),
+        chat(("user", [{"type": "image", "url": f"data:image/webp;base64,{PIXEL}"}, TEXT]), ANSWER),
+    ],
+)
+def test_a_data_url_is_the_file_itself(row):
+    """As OpenAI's rows have images: nothing is fetched, and the name stays empty."""
+    assert (ImageRef("", ROOT, b"a picture, say"),) == parse(row).images
+    assert [("user", (0, "Why?")), ("assistant", ("So.",))] == turns(row)
+
+
+@pytest.mark.parametrize(
+    "url", ["data:image/png;base64,####", "data:image/png;base64,QQ", "data:image/png,QQ==", "data:"]
+)
+def test_a_data_url_that_is_none_is_told(url):
+    """Short or of a megabyte: one reason, with the field, and never the whole text."""
+    for one in (url, url + "#" * 1_000_000):
+        error = refusal(texts([one], ("Why?", "So.")))
+        assert (Reason.WRONG_FORM, "images[0]") == (error.reason, error.field)
+        assert "name a file" in error.message
