@@ -21,6 +21,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
+from mmdp.ray_call import gone_errors, told
 from mmdp.ray_start import load_ray
 from mmdp.ray_warnings import Warned
 from mmdp.ray_worker import Block, Meta, Place, RowWorker
@@ -194,8 +195,8 @@ async def patiently(ref: Ref, seconds: float | None) -> Any:
         raise TimeoutError
     try:
         return future.result()
-    except (errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as death:
-        raise ActorGone(_reason(death)) from None
+    except gone_errors() as death:
+        raise ActorGone(told(death)) from None
     except errors.RayTaskError as error:
         raise error.cause from None
 
@@ -204,13 +205,6 @@ def _look(future: asyncio.Future[Any]) -> None:
     """Marks an error as seen: nobody may wait for it any more."""
     if not future.cancelled():
         future.exception()
-
-
-def _reason(death: Exception) -> str:
-    """What Ray's many lines say about how an actor died."""
-    lines = [line for line in str(death).splitlines() if line.strip()] or [type(death).__name__]
-    told = next((line for line in lines if "Worker exit detail: " in line), lines[-1])
-    return shorten(told.split("Worker exit detail: ")[-1].split(" Some common causes")[0], 300)
 
 
 def check_placeable(placement: str, num_cpus: float) -> None:

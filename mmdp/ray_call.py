@@ -1,6 +1,8 @@
 """What is asked of Ray from a program without an event loop: it comes, or the wait ends within seconds.
 
-Adds: `arrived`, which waits for objects; `answer`, for what a named actor says to a call; `find`, for the actor itself.
+Adds: `arrived`, which waits for objects; `answer`, for what a named actor says to a call; `find`, for the actor itself;
+`gone_errors` and `lost_errors`, by which Ray says that nobody is there any more, and `told`, how it came to that;
+`letting_go`, for calls that no longer matter.
 Leaves out: the same on an event loop (`ray_actor.patiently`, `ray_fetch.fetched`).
 
 **An object is asked for once, however long the wait.** A `ray.get` that times out gives up the transfer that is under
@@ -10,18 +12,64 @@ goes on with its one request until the object is there, whoever still waits.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any
 
 from mmdp.ray_start import NAMESPACE, load_ray
+from mmdp.refusals import shorten
 
 _POLL_SECONDS = 0.2  # between two looks at whether anybody still wants what is awaited
+_DETAIL = "Worker exit detail: "  # Ray's words, behind which it says how a process ended
 
 
 class CallStopped(Exception):  # noqa: N818 - says what happened
     """Nobody wants the answer any more."""
+
+
+def gone_errors() -> tuple[type[Exception], ...]:
+    """What Ray raises where whoever was asked has gone: its process, its node, or the Ray of this machine."""
+    errors = load_ray().exceptions
+    return (
+        errors.RayActorError,
+        errors.WorkerCrashedError,
+        errors.NodeDiedError,
+        errors.OutOfMemoryError,  # killed by Ray itself; a kill by the system is a RayActorError
+        errors.LocalRayletDiedError,
+    )
+
+
+def lost_errors() -> tuple[type[Exception], ...]:
+    """What Ray raises where an object is gone: by itself, or with whoever was to make it."""
+    return (load_ray().exceptions.ObjectLostError, *gone_errors())
+
+
+def told(death: Exception) -> str:
+    """What Ray's many lines say about how an actor died, quoted in one, without the advice around it."""
+    lines = [line for line in str(death).splitlines() if line.strip()] or [type(death).__name__]
+    if getattr(death, "actor_init_failed", False):
+        line = lines[-1]  # of a traceback
+    else:
+        general = getattr(death, "BASE_ERROR_MSG", None)  # that it died; then, indented, which actor it was; then how
+        says = [line for line in lines if line != general and not line[0].isspace()] or lines
+        line = next((line for line in lines if _DETAIL in line), says[0])
+    return shorten(line.split(_DETAIL)[-1].split(" Some common causes")[0].strip(), 300)
+
+
+@contextlib.contextmanager
+def letting_go() -> Iterator[None]:
+    """Inside, a partner is told that it is wanted no more: where it has gone by itself, or is silent, it is no matter.
+
+    An error of the caller's own comes out of it, as ever.
+    """
+    try:
+        yield
+    except (RuntimeError, TimeoutError):  # of `answer`; and a fork's, which has nothing to let go of
+        pass
+    except load_ray().exceptions.RayError:  # where Ray itself has gone, it comes out of the call
+        pass
 
 
 def arrived(refs: Sequence[Any], seconds: float, late: str, check: Callable[[], None] | None = None) -> list[Any]:
@@ -76,10 +124,12 @@ def answer(ref: Any, who: str, seconds: float, is_stopped: Callable[[], bool] | 
         return arrived([ref], seconds, late, check if is_stopped is not None else None)[0]
     except errors.RayTaskError as error:
         raise error.cause from None
-    except (errors.RayActorError, errors.ObjectLostError) as error:
+    except lost_errors() as error:
+        how = type(error).__name__
+        if isinstance(error, gone_errors()):
+            how += f": {told(error)}"
         raise RuntimeError(
-            f"{who} has died, and with it the rows it had ({type(error).__name__}): start it again, and go on from "
-            "the last state"
+            f"{who} has died, and with it the rows it had ({how}): start it again, and go on from the last state"
         ) from error
 
 

@@ -54,7 +54,7 @@ from mmdp.assemble import MAX_BYTES
 from mmdp.failures import MAX_FAILURES
 from mmdp.placement import choose
 from mmdp.ray_actor import Placement, check_placeable, check_placement
-from mmdp.ray_call import CallStopped, answer
+from mmdp.ray_call import CallStopped, answer, letting_go
 from mmdp.ray_crew import STORE_SHARE
 from mmdp.ray_deal import Job, Terms
 from mmdp.ray_dealer import Dealer
@@ -268,13 +268,12 @@ class Coordinator:
         who = f"the coordinator {self.name!r}"
         try:
             if self._is_maker:
-                # Ranks of this program are over with it, whether they said so or not.
-                gone = self._actor.all_gone.remote(_LEAVE_SECONDS, program_id())
-                answer(gone, who, _LEAVE_SECONDS + _CALL_SECONDS)
-                answer(self._actor.close.remote(), who, _CALL_SECONDS)
-                self._session.ray.kill(self._actor)
-        except (RuntimeError, TimeoutError):
-            pass  # it has gone by itself, and that is no matter now
+                with letting_go():
+                    # Ranks of this program are over with it, whether they said so or not.
+                    gone = self._actor.all_gone.remote(_LEAVE_SECONDS, program_id())
+                    answer(gone, who, _LEAVE_SECONDS + _CALL_SECONDS)
+                    answer(self._actor.close.remote(), who, _CALL_SECONDS)
+                    self._session.ray.kill(self._actor)
         finally:
             self._is_over.set()
             if self._listener is not None:
@@ -291,7 +290,7 @@ class Coordinator:
 
 def _listen(actor: Any, name: str, is_over: threading.Event) -> None:
     """Warns here of what the coordinator and its workers warn of, until it has gone or nobody cares."""
-    with contextlib.suppress(CallStopped, RuntimeError, TimeoutError):
+    with contextlib.suppress(CallStopped), letting_go():
         while True:
             repeat(answer(actor.heard.remote(), f"the coordinator {name!r}", math.inf, is_over.is_set))
 

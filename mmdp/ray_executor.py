@@ -40,7 +40,7 @@ from mmdp import ray_start
 from mmdp.executors import check_run
 from mmdp.in_order import in_order, name_item
 from mmdp.ray_actor import Placement, Ref, check_placement
-from mmdp.ray_call import arrived
+from mmdp.ray_call import arrived, lost_errors
 from mmdp.ray_crew import RayCrew, Window
 from mmdp.ray_engine import Engine
 from mmdp.ray_start import load_ray
@@ -247,10 +247,9 @@ def read(block: Ref, *, views: bool = False, timeout: float = 600.0) -> Any:
         RuntimeError: it is gone, with the program or the node it belonged to.
         TimeoutError: the time is over.
     """
-    ray = load_ray()
     try:
         (value,) = arrived([block], timeout, f"the block has not come within {timeout:.0f} s")
-    except ray.exceptions.ObjectLostError as error:
+    except lost_errors() as error:
         raise RuntimeError(
             f"the block is gone ({type(error).__name__}): the program that asked for it has ended, or the node where "
             "it lay"

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mmdp.ray_call import CallStopped, arrived
+from mmdp.ray_call import CallStopped, arrived, lost_errors
 from mmdp.ray_job import Built
-from mmdp.ray_start import is_alive, load_ray
+from mmdp.ray_start import is_alive
 from mmdp.ray_worker import Block
 
 _LOOK_SECONDS = 5.0  # between two looks at whether the node is there
@@ -33,7 +33,6 @@ async def fetched(built: Built) -> Block:
     Raises:
         BlockLost: it is gone.
     """
-    errors = load_ray().exceptions
     future = asyncio.wrap_future(built.block.future())
     while not (await asyncio.wait({future}, timeout=_LOOK_SECONDS))[0]:
         if not await asyncio.to_thread(is_alive, built.node):
@@ -41,7 +40,7 @@ async def fetched(built: Built) -> Block:
             raise BlockLost("its node is gone")
     try:
         block: Block = future.result()
-    except errors.ObjectLostError as error:
+    except lost_errors() as error:
         raise BlockLost(type(error).__name__) from None
     return block
 
@@ -72,7 +71,7 @@ def fetch(parts: Sequence[Built], seconds: float, is_stopped: Callable[[], bool]
 
     try:
         return arrived([part.block for part in parts], seconds, f"a row has not come within {seconds:.0f} s", check)
-    except load_ray().exceptions.ObjectLostError as error:
+    except lost_errors() as error:
         raise BlockLost(type(error).__name__) from None
 
 

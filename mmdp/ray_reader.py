@@ -25,7 +25,7 @@ from mmdp.batching import batch, join, merge
 from mmdp.failures import Failures
 from mmdp.in_order import name_item
 from mmdp.open_loop import OpenLoop
-from mmdp.ray_call import CallStopped, answer, find
+from mmdp.ray_call import CallStopped, answer, find, letting_go
 from mmdp.ray_coordinator import NAME
 from mmdp.ray_deal import Dealt, DealtRow, Finished
 from mmdp.ray_fetch import BlockLost, fetch
@@ -178,9 +178,11 @@ class RankReader:
     def close(self) -> None:
         """Ends the loop, and leaves the coordinator."""
         self._open.end()
-        with contextlib.suppress(RuntimeError, TimeoutError):  # it has gone, and that is no matter now
-            self._call("leave", self._rank)
-        self._session.close()
+        try:
+            with letting_go():
+                self._call("leave", self._rank)
+        finally:
+            self._session.close()
 
     def __enter__(self) -> Self:
         return self
