@@ -23,6 +23,6 @@ def refuse_fork(began: int) -> None:
     """
     if os.getpid() != began:
         raise RuntimeError(
-            f"this loop began in process {began}, and process {os.getpid()} was forked from it: none of its threads "
+            f"this loop began in process {began}, and process {os.getpid()} was forked after that: none of its threads "
             "are here, and the next result would never come. Begin a loop here: `iter(loader)`"
         )

@@ -124,11 +124,9 @@ def in_order(
     failure: Exception | None = None
     unregister = atexit.unregister  # a run that ends with the interpreter finds no module any more
     atexit.register(crew.stop)  # a daemon thread that still computes while the interpreter goes down can crash it
-    process = os.getpid()
     try:
         crew.start()
         while True:
-            refuse_fork(process)
             num_new = 0
             # While a result lies ready, the window grows by one: so a slow source doesn't hold it back for long.
             while not exhausted and len(window) < depth and (num_new < 2 or not window[0].done):
@@ -158,8 +156,7 @@ def in_order(
     finally:
         del failure
         unregister(crew.stop)
-        if os.getpid() == process:  # a fork ends nothing, and a lock may never be given back there
-            crew.stop()
+        crew.stop()
         window.clear()  # an error on its way holds this frame, and must not hold results
 
 
@@ -177,6 +174,7 @@ class Crew:
         self._threads: set[threading.Thread] = set()
         self._failure: BaseException | None = None
         self._stopped = False
+        self._process = os.getpid()
 
     def start(self) -> None:
         """Starts the threads."""
@@ -195,6 +193,7 @@ class Crew:
 
     def wait(self, task: Task, timeout: float | None) -> None:
         """Returns once the task is done; after `timeout` seconds of work it is done with a `TimeoutError`."""
+        refuse_fork(self._process)
         with self._finished:
             while not task.done:
                 if self._failure is not None:
@@ -236,7 +235,7 @@ class Crew:
 
     def stop(self) -> None:
         """Ends the threads: each finishes the item it works on, unless that takes long. Nothing is left to do."""
-        if self._stopped and not self._threads:
+        if (self._stopped and not self._threads) or os.getpid() != self._process:  # a fork ends nothing
             return
         self._stopped = True
         with self._finished:
