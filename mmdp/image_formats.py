@@ -76,12 +76,14 @@ def plugin_of(data: bytes) -> type[ImageFile]:
         DataError: no bytes, or none of the formats.
     """
     if not data:
-        raise DataError(Reason.EMPTY_IMAGE, "the image has no bytes")
+        raise DataError(Reason.EMPTY_IMAGE, "the image has no bytes: fetch the file again")
     for magic, plugin in _PLUGINS:
         if magic.match(data):
             return plugin
     formats = ", ".join(str(plugin.format) for _, plugin in _PLUGINS)
-    raise DataError(Reason.NOT_AN_IMAGE, f"starts with {shorten(data[:16])}, which is none of {formats}")
+    raise DataError(
+        Reason.NOT_AN_IMAGE, f"starts with {shorten(data[:16])}, which is none of {formats}: fetch the file again"
+    )
 
 
 @contextmanager
@@ -95,10 +97,12 @@ def naming_faults() -> Iterator[None]:
         yield
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         # Some plugins hold Pillow's own cap (179 million pixels) against a file as they open it.
-        raise DataError(Reason.IMAGE_TOO_LARGE, f"Pillow's own cap: {shorten(str(error), 200)}") from error
+        raise DataError(
+            Reason.IMAGE_TOO_LARGE, f"Pillow's own cap: {shorten(str(error), 200)}. Make it smaller"
+        ) from error
     except _FAULTS as error:
         found = f"{type(error).__name__}: {shorten(str(error), 200)}"
-        raise DataError(Reason.DAMAGED_IMAGE, f"truncated or damaged ({found})") from error
+        raise DataError(Reason.DAMAGED_IMAGE, f"truncated or damaged ({found}): fetch the file again") from error
 
 
 def pillow_header(im: ImageFile) -> Header:

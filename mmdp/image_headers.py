@@ -188,7 +188,7 @@ def _gif(data: bytes) -> Header | None:
 def _endless() -> DataError:
     return DataError(
         Reason.DAMAGED_IMAGE,
-        f"no pixels behind {_MAX_PARTS} parts of the header, or over {_MAX_STRAY_BYTES} stray bytes in it",
+        f"no pixels behind {_MAX_PARTS} parts of the header, or over {_MAX_STRAY_BYTES} stray bytes: save it anew",
     )
 
 

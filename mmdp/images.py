@@ -192,7 +192,7 @@ def _upright(
     """Turns an image in mode "L" or "RGB" upright, and resizes it to (height, width)."""
     if flat.size != (-(-header.width // shrink), -(-header.height // shrink)):
         found = f"the header promises {header.width} x {header.height}, the pixels (shrunk by {shrink}) are {flat.size}"
-        raise DataError(Reason.DAMAGED_IMAGE, found)
+        raise DataError(Reason.DAMAGED_IMAGE, f"{found}: fetch the file again")
     if size is not None and shrink > 1:
         # Where a side is no multiple of `shrink`, its last pixel is a part of one. The box says so; without it all
         # pixels lie off by up to a half, which costs line drawings 10 to 20 dB.

@@ -200,6 +200,8 @@ def _existing_file(uri: str) -> Path:
         raise ValueError(f"{shown} is a folder: {hint}. Accepted: {ACCEPTED}")
     _check_suffix(uri, path)
     if not path.exists():
+        if match := re.match(r"([a-z0-9]+):/+", uri):
+            raise FileNotFoundError(f"no such file: {shown}. Was {match[1]}:// meant, with two slashes?")
         raise FileNotFoundError(f"no such file: {shown}. Correct the path; a relative one starts at the working folder")
     if not path.is_file():
         raise ValueError(f"{shown} is a pipe or a device, and rows are read by their place: save it as a file first")

@@ -707,3 +707,10 @@ def test_a_missing_decoder_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     with pytest.raises(ImportError, match=r"uv add 'mmdp\[jpeg\]'"):
         decode(FILES["jpeg"], decoder=images.simplejpeg)
+
+
+def test_each_bad_image_has_a_remedy():
+    """Law: a message ends with what to do."""
+    for data in (b"", b"<html>not here</html>", encode(photo(64, 64), "JPEG")[:700]):
+        with pytest.raises(DataError, match=r"fetch the file again$"):
+            decode(data)

@@ -160,6 +160,12 @@ def test_a_missing_file_is_named_in_full(tmp_path, monkeypatch):
             open_source(name)
 
 
+def test_an_address_with_one_slash_is_told():
+    """It reads as a path, and is none."""
+    with pytest.raises(FileNotFoundError, match=r"Was s3:// meant, with two slashes\?"):
+        mmdp.open_source("s3:/bucket/train.jsonl")
+
+
 def test_a_folder_says_which_of_its_files_can_be_read(tmp_path):
     """A folder is no data set, but its files may be."""
     (tmp_path / "notes.txt").touch()
