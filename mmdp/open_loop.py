@@ -23,6 +23,9 @@ class OpenLoop:
         self._loop: weakref.ref[Generator[Batch, None, None]] | None = None
         self._end_reader: weakref.WeakMethod[Callable[[], None]] | None = None
 
+    def __reduce__(self) -> tuple[type[OpenLoop], tuple[()]]:
+        return OpenLoop, ()  # a loop runs here and nowhere else: over a copy of the loader none is open
+
     def begin(self, loop: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
         """Makes this the open loop, and gives it back; rows that another one has read ahead are let go."""
         self.end()

@@ -1,6 +1,7 @@
 """How a loop over a loader ends, and what it lives through: left early, closed, Ctrl-C, workers that are killed."""
 
 import contextlib
+import copy
 import gc
 import os
 import pickle
@@ -99,6 +100,28 @@ def test_the_end_of_a_with_block_is_a_close(parts, is_fed):
         raise ZeroDivisionError
     assert [] == new_workers(before)
     assert next(loop, None) is None
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["deep", "pickle"])
+@pytest.mark.parametrize("executor", ["inline", "threads", "processes"])
+def test_a_copy_stands_where_the_loader_does_and_has_no_loop_open(parts, wanted, executor, copied):
+    """In the midst of a loop, behind it, and behind `close`: the original goes on unharmed."""
+    with Loader(*parts, batch_size=2, executor=executor, num_workers=1) as loader:
+        loop = iter(loader)
+        seen = [digest(next(loop)) for _ in range(3)]
+        with copied(loader) as other:
+            assert loader.state_dict() == other.state_dict()
+            seen += [digest(batch) for batch in loop]
+            assert wanted[3 : len(seen)] == [digest(batch) for batch in other]
+            assert len(seen) > 4, "the case did not arise: the loop was over"
+        ended = copied(loader)
+        again = [digest(batch) for batch in ended]
+        assert again
+        assert wanted[len(seen) : len(seen) + len(again)] == again
+        ended.close()
+        assert wanted[len(seen)] == digest(next(iter(loader)))
+    assert wanted[: len(seen)] == seen
+    assert loader.state_dict() == copied(loader).state_dict()
 
 
 ENDS = {

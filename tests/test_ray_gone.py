@@ -1,15 +1,21 @@
 """Laws of a partner that has gone: whoever asks it is told in one line, and whoever closes is not troubled.
 
-The errors are Ray's own, with messages as Ray 2.60 writes them; no Ray runs here.
+The errors are Ray's own, with messages as Ray 2.60 writes them; but for the last test no Ray runs here.
 """
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import pytest
 
 from mmdp import ray_coordinator, ray_reader
@@ -20,7 +26,7 @@ from mmdp.ray_deal import Terms
 from mmdp.ray_executor import read
 from mmdp.ray_fetch import BlockLost, fetch, fetched
 from mmdp.ray_job import Built
-from mmdp.ray_reader import RankReader
+from mmdp.ray_reader import RankReader, raylet_pid, watch
 from mmdp.ray_start import load_ray
 from mmdp.ray_worker import Meta
 
@@ -242,3 +248,67 @@ def test_an_error_of_the_callers_own_comes_out_of_a_close(session, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         reader.close()
     assert 1 == session.num_closed
+
+
+# The Ray of this machine
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as made:
+        yield made
+        made.kill()
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "mmdp-raylet"]
+
+
+needs_linux = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="nothing is watched but on Linux")
+
+
+@needs_linux
+def test_the_end_of_ray_is_told_before_it_ends_the_program(process, capsys):
+    """Law: within moments, on standard error, with what to do; and no thread stays."""
+    end = watch(process.pid, "rank 3")
+    assert 1 == len(threads())
+    process.kill()
+    until = time.monotonic() + 10
+    while threads() and time.monotonic() < until:
+        time.sleep(0.01)
+    said = capsys.readouterr()
+    assert re.match("mmdp: rank 3: Ray has ended on this machine.*start again from the last state.*ray start", said.err)
+    assert ("", 1) == (said.out, said.err.count("\n"))
+    end()
+    end()
+    assert [] == threads()
+
+
+@needs_linux
+def test_who_has_closed_hears_nothing_of_the_end(process, capsys):
+    """Law: an orderly end is none of the reader's concern; the same where there is nothing to watch."""
+    end = watch(process.pid, "rank 3")
+    assert 1 == len(threads()), "the case did not arise"
+    end()
+    assert [] == threads()
+    process.kill()
+    process.wait()
+    for gone in (process.pid, None):
+        watch(gone, "rank 3")()
+    assert [] == threads()
+    assert ("", "") == capsys.readouterr()
+
+
+@needs_linux
+def test_a_reader_watches_rays_own_process(session, monkeypatch, process, capsys):
+    """Law: from when it has joined until it is closed."""
+    monkeypatch.setattr(ray_reader, "raylet_pid", lambda: process.pid)
+    with reader_of(Partner(death("killed")), monkeypatch):
+        assert 1 == len(threads())
+    assert [] == threads()
+
+
+@needs_linux
+def test_rays_own_process_is_found(ray_cluster):
+    """The one that has the store of this machine: Ray calls it the raylet."""
+    assert "raylet" == psutil.Process(raylet_pid()).name()

@@ -1,11 +1,13 @@
 """Laws of `stream_loader.py` and what it stands on: those of the loader, for samples that are planned as they come."""
 
+import copy
 import gc
 import hashlib
 import itertools
 import json
 import logging
 import os
+import pickle
 import random
 import re
 import threading
@@ -398,6 +400,22 @@ def test_a_loop_that_is_left_early_is_taken_up_again():
         assert [] == names
     assert wanted == seen
     loader.close()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["deep", "pickle"])
+def test_a_copy_stands_where_the_loader_does(copied):
+    """Law 12: it has no loop open, and gives what the loader gives next; that one goes on unharmed."""
+    wanted = [digest(batch) for batch in islice(load(Drawn(None), batch_size=4), 12)]
+    loader = load(Drawn(None), batch_size=4, executor="threads", num_workers=2)
+    loop = iter(loader)
+    seen = [digest(next(loop)) for _ in range(4)]
+    other = copied(loader)
+    assert loader.state_dict() == other.state_dict()
+    assert wanted[4:8] == [digest(batch) for batch in islice(other, 4)]
+    assert wanted == seen + [digest(batch) for batch in islice(loop, 8)]
+    for one in (loader, other):
+        one.close()
+    assert wanted[8:] == [digest(batch) for batch in islice(copied(other), 4)]
 
 
 def test_a_feed_gives_what_was_not_handed_out_again():
