@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from mmdp.pace import RESOURCES, Pace, explained
@@ -221,25 +222,27 @@ def _best_lever(work: StepWork, pace: Pace, gains: Mapping[str, float], rungs: C
 def _levers(work: StepWork, pace: Pace) -> Iterator[_Lever]:
     """What can be done, in the order of the rungs."""
     processors = pace.processors
-    apart = replace(
-        pace, is_inline=False, is_ahead=pace.is_ahead and not pace.is_inline, is_shared=False, row_fetch=work.row_fetch
-    )
-    if pace.is_inline:
-        apart = replace(apart, workers=processors)
-    if pace.fetch:
+    is_over = work.epoch_steps is not None and work.epoch_steps < 2  # nothing is made ahead over an epoch's end
+    own = list(_of_workers_that_fetch(work, pace, is_over=is_over))
+    yield from own
+    if pace.fetch and not (pace.is_inline and own):
+        apart = replace(pace, is_inline=False, is_shared=False, row_fetch=work.row_fetch)
+        apart = replace(apart, fetch=pace.in_air) if work.waits_by_row else apart
+        if pace.is_inline:
+            apart = replace(apart, is_ahead=False, workers=processors)
         at_once = pace.workers if pace.is_shared else pace.fetches
         count, changed = _least(at_once, _MOST_FETCHES, lambda count: replace(apart, fetches=count))
+        words = f"concurrent fetches, {count:,.0f} images at a time"
         if pace.is_inline:
             words = f"build rows concurrently: fetch {count:,.0f} images at a time, decode in {processors:,.0f} workers"
             yield _Lever(words, changed, "concurrent")
-        else:
-            apart_words = ", apart from decoding" if pace.is_shared else ""
-            yield _Lever(f"concurrent fetches, {count:,.0f} images at a time{apart_words}", changed)
-    if not pace.is_inline:
-        most = _MOST_THREADS if pace.is_shared else processors
-        count, changed = _least(pace.workers, most, lambda count: replace(pace, workers=count))
+        elif not own:
+            yield _Lever(words, changed)
+        elif changed.seconds * _DOUBLING < min(lever.changed.seconds for lever in own):  # else a number is easier
+            yield _Lever(f'{words}, apart from decoding: `executor="ray"`', changed)
+    if not pace.is_inline and not pace.is_shared:
+        count, changed = _least(pace.workers, processors, lambda count: replace(pace, workers=count))
         yield _Lever(f"more workers or processes, {count:,.0f} in place of {pace.workers:,.0f}", changed)
-    is_over = work.epoch_steps is not None and work.epoch_steps < 2  # nothing is made ahead over an epoch's end
     if not is_over and (pace.is_inline or (not pace.is_ahead and not work.is_fed_ahead)):
         alone = replace(pace, is_inline=False, is_shared=True) if pace.is_inline else pace
         changed = replace(alone, is_ahead=True, ahead=2 * pace.rows)
@@ -253,9 +256,42 @@ def _levers(work: StepWork, pace: Pace) -> Iterator[_Lever]:
     if pace.own_transfer:
         words = "move batches one step ahead, on a stream of their own: `mmdp.feed`"
         yield _Lever(words, replace(pace, own_transfer=0.0))
-    if min(pace.workers, processors) == processors:
+    if (pace.compute + pace.own_compute) / processors >= _MOSTLY * pace.seconds:
         words = "smaller images or more nodes: every processor here is busy"
         yield _Lever(words, replace(pace, compute=pace.compute / 2, own_compute=pace.own_compute / 2))
+
+
+def _of_workers_that_fetch(work: StepWork, pace: Pace, *, is_over: bool) -> Iterator[_Lever]:
+    """Numbers of a loader whose workers wait for what they fetch, and need no processor meanwhile."""
+    if work.is_alone and (work.waits_by_row if pace.is_inline else pace.is_shared):
+        count, changed = _least(1, _MOST_THREADS, partial(_in_threads, pace, is_ahead=not is_over))
+        ahead = "" if is_over else " and ahead"
+        yield _Lever(f'build rows concurrently{ahead}: `executor="threads"`, `num_workers={count:.0f}`', changed)
+    elif pace.is_shared and not pace.is_inline:
+        count, changed = _least(pace.workers, _MOST_THREADS, partial(_with_workers, work, pace))
+        words = f"more workers: {count:,.0f} in place of {pace.workers:,.0f}{_and_depth(work, pace)}"
+        yield _Lever(f"{words}, since each waits for what it fetches", changed)
+        if pace.in_air and pace.fetches < _MOST_FETCHES:
+            count, changed = _least(pace.fetches, _MOST_FETCHES, lambda count: replace(pace, fetches=count))
+            yield _Lever(f"more fetches: `max_fetches` {count:,.0f} in place of {pace.fetches:,.0f}", changed)
+
+
+def _in_threads(pace: Pace, count: float, *, is_ahead: bool) -> Pace:
+    """Rows that nobody else made, made by so many threads, as deep as a loader has it by default."""
+    ahead = 2 * pace.rows + count - 1
+    return replace(pace, is_inline=False, is_shared=True, is_ahead=is_ahead, workers=count, ahead=ahead)
+
+
+def _with_workers(work: StepWork, pace: Pace, count: float) -> Pace:
+    """With so many workers, and as many rows more in flight where their number is what bounds these."""
+    more = count - pace.workers if _full(work) != "`max_bytes`" and _full(work) else 0.0
+    return replace(pace, workers=count, ahead=pace.ahead + more)
+
+
+def _and_depth(work: StepWork, pace: Pace) -> str:
+    """What else to raise for more workers: a `depth` that was given does not grow with them."""
+    is_given = work.window is not None and round(work.window[1]) != round(2 * pace.rows + pace.workers)
+    return ", and as much more `depth`" if is_given else ""
 
 
 def _full(work: StepWork) -> str:

@@ -51,11 +51,13 @@ class Pace:
         own_compute: computing in the consumer's thread, while the trainer waits.
         own_transfer: moving batches there.
         row_fetch: seconds that the fetches of a row take.
-        fetches: at a time, where they are apart from the workers.
+        in_air: work of fetching, counted by image, where a worker waits for all images of a row at once; `fetch` is
+            then how long workers wait.
+        fetches: images at a time, where they are apart from the workers or `in_air`.
         workers: threads or processes that compute.
         processors: that these share.
         channels: transfers at a time.
-        is_shared: workers fetch too, one image after the other.
+        is_shared: workers fetch too: each waits for one image, or for those of one row, and then decodes.
         is_inline: the consumer makes the rows itself.
         is_ahead: rows are made while the trainer works.
         ahead: rows that may be in work or lie ready when training begins.
@@ -69,6 +71,7 @@ class Pace:
     own_compute: float = 0.0
     own_transfer: float = 0.0
     row_fetch: float = 0.0
+    in_air: float = 0.0
     fetches: float = 1.0
     workers: float = 1.0
     processors: float = math.inf
@@ -112,7 +115,7 @@ class Pace:
         compute = self.compute / min(workers, self.processors)
         passed = (self.transfer / self.channels, passing)
         if self.is_shared:
-            both = max((self.fetch + self.compute) / workers, compute)
+            both = max((self.fetch + self.compute) / workers, compute, self.in_air / self.fetches)
             return [(both, self.row_fetch + computing), passed]
         fetch = self.fetch / self.fetches
         if not self.is_ahead:
@@ -122,7 +125,7 @@ class Pace:
     def doubled(self, resource: str) -> Pace:
         """With a store, processors, links or a trainer twice as fast, or with twice the window."""
         if resource == "I/O":
-            return replace(self, fetch=self.fetch / 2, row_fetch=self.row_fetch / 2)
+            return replace(self, fetch=self.fetch / 2, row_fetch=self.row_fetch / 2, in_air=self.in_air / 2)
         if resource == "CPU":
             return replace(self, compute=self.compute / 2, own_compute=self.own_compute / 2)
         if resource == "transport":

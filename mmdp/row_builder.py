@@ -169,8 +169,11 @@ class RowBuilder:
             DataError: in strict mode, for the first sample that fails.
             OSError: a file that exists could not be read, three times over.
         """
-        if self.side_by_side and getattr(self.source, "max_fetches", 1) > 1:
-            return self.assemble(wait_for(self.fetch(indices)))
+        max_fetches = getattr(self.source, "max_fetches", 1)
+        if self.side_by_side and max_fetches > 1:
+            with span("row_fetch", max_fetches=max_fetches):  # the fetches themselves are on the loop's thread
+                fetched = wait_for(self.fetch(indices))
+            return self.assemble(fetched)
         return build_row(map(int, indices), self._one, name=self.source.name, strict=self.strict)
 
     def messages(self, failed: Mapping[int, Reason]) -> dict[int, str]:

@@ -9,6 +9,7 @@ rows were still made in. Spans of several ranks are taken together: a step is th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "transport": ("transfer",),
 }
 """The spans of each resource."""
+
+_WAITS = "row_fetch"
+"""The span of a worker that waits for the images of its row."""
 
 _MADE = tuple(name for names in KINDS.values() for name in names)
 _MIN_STEPS = 3
@@ -48,6 +52,8 @@ class StepWork:
         reached: by resource, how many at a time.
         samples: of a step; None where no loader told.
         row_fetch: seconds that the fetches of a row would take, all at once.
+        waits_by_row: who makes rows waits for all images of one at once, as a loader over a store does.
+        is_alone: nobody but the consumer, or the feed between the two, makes rows.
         window: rows that lay ahead when training began, and that may; None where no loader told.
         full: share of steps at which the rows, and the bytes, in flight were as many as may be; None likewise.
         is_fed_ahead: the loader has room for more rows than those of a step: it makes rows ahead, or would.
@@ -64,6 +70,8 @@ class StepWork:
     reached: Mapping[str, float]
     samples: float | None
     row_fetch: float
+    waits_by_row: bool
+    is_alone: bool
     window: tuple[float, float] | None
     pace: Pace
     full: tuple[float, float] | None
@@ -124,11 +132,14 @@ def measure_steps(spans: Spans) -> StepWork:
     line = _Timeline(kept, start, end)
     is_own = np.isin(kept.lane, np.unique(train.lane))
     is_kind = {kind: _is_named(kept, *names) for kind, names in KINDS.items()}
+    is_image, is_row = is_kind["I/O"], _is_named(kept, _WAITS)
+    if is_row.any():  # the fetches are on a loop of their own, and what a worker does is to wait for them
+        is_kind["I/O"] = is_row
 
     def work(count: np.ndarray) -> float:
         return float((count * line.seconds).sum()) / steps
 
-    is_made = _is_named(kept, *_MADE)
+    is_made = np.logical_or.reduce(list(is_kind.values()))
     all_made, own_made = (work(line.open(chosen)) for chosen in (is_made, is_made & is_own))
     is_inline = own_made > all_made / 2
     away = np.ones_like(is_own) if is_inline else ~is_own
@@ -147,11 +158,18 @@ def measure_steps(spans: Spans) -> StepWork:
     ahead, depth = gather.number("ahead"), gather.number("depth")
     rows = _sum(gather, "rows", steps) or float((_is_named(kept, "join") & away).sum()) / steps or 1.0
     processors = sum({lane.host: lane.processors for lane in spans.lanes}.values())
-    reached = dict(zip(KINDS, map(line.reached, (io, cpu, transport)), strict=True))
+    images = line.open(is_image & away)
+    reached = dict(zip(KINDS, map(line.reached, (images, cpu, transport)), strict=True))
     shared = _share_of_time(kept, is_kind["I/O"] & away, np.isin(kept.lane, kept.lane[is_kind["CPU"] & away])) > 0.5
     fetch, compute = work(io), work(np.minimum(cpu, processors))  # more than the processors only wait for each other
-    fetched = kept.seconds[is_kind["I/O"] & away]
+    fetched = kept.seconds[is_image & away]
     at_once = _longest(fetched, len(fetched) / (rows * steps))
+    most_fetches, in_air = _most(gather, "fetches") or max(1.0, reached["I/O"]), 0.0
+    if is_row.any():
+        most_fetches = _fetches_of_workers(kept[is_row], train)
+        in_air = work(np.minimum(images, most_fetches))  # more than may be in the air stand in line, and are no work
+        fetch *= in_air / work(images) if images.any() else 1.0
+        at_once = fetch / rows
     pace = Pace(
         rows=rows,
         train=seconds - waiting,
@@ -161,7 +179,8 @@ def measure_steps(spans: Spans) -> StepWork:
         own_compute=work(line.open(is_kind["CPU"] & ~away)) / ranks,
         own_transfer=work(line.open(is_kind["transport"] & ~away)) / ranks,
         row_fetch=fetch / rows if shared or is_inline else at_once,
-        fetches=_most(gather, "fetches") or max(1.0, reached["I/O"]),
+        in_air=in_air,
+        fetches=most_fetches,
         workers=_most(gather, "workers") or max(1.0, reached["CPU"]),
         processors=processors,
         channels=max(1.0, reached["transport"]),
@@ -180,6 +199,8 @@ def measure_steps(spans: Spans) -> StepWork:
         reached=reached,
         samples=_sum(gather, "samples", steps),
         row_fetch=at_once,
+        waits_by_row=bool(is_row.any()),
+        is_alone=is_inline or (len(gather.number("workers")) > 0 and not _most(gather, "workers")),
         window=(float(ahead.mean()), float(depth.mean())) if len(ahead) and len(depth) else None,
         pace=pace,
         full=(float(by_rows.mean()), float(by_bytes.mean())) if len(by_rows) and len(by_bytes) else None,
@@ -187,6 +208,15 @@ def measure_steps(spans: Spans) -> StepWork:
         epoch_steps=epoch_steps,
         cold=cold / steps,
     )
+
+
+def _fetches_of_workers(row_fetches: Spans, train: Spans) -> float:
+    """How many images the workers that wait like this may have in the air: none bounds those of separate processes.
+
+    Threads share the bound of their trainer's process; a process that builds rows has one of its own, for one row.
+    """
+    workers, trainers = ({one.lanes[lane][:2] for lane in np.unique(one.lane)} for one in (row_fetches, train))
+    return max(1.0, _most(row_fetches, "max_fetches")) * len(workers) if workers <= trainers else math.inf
 
 
 def _cold_starts(spans: Spans, kept: Spans) -> tuple[float | None, float]:

@@ -16,15 +16,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import make_parts
+from runs import Parts, make_parts
+from small import tokenizer, write_data
 
 import mmdp.encode
 from mmdp import diagnosis, spans
+from mmdp.device import feed
 from mmdp.diagnosis import diagnose
+from mmdp.encode import Encoder
 from mmdp.ladder import epochs
 from mmdp.loader import Loader
+from mmdp.local_store import serve
 from mmdp.pace import RESOURCES, Pace, explained
-from mmdp.span_table import Lane, Spans, merge
+from mmdp.span_table import NO_NUMBER, Lane, Spans, merge
 from mmdp.step_work import measure_steps
 from mmdp.wait_meter import WaitMeter
 
@@ -68,7 +72,7 @@ KNOWN = {
 LEVERS = {
     "serial": "build rows concurrently",
     "few fetches": "concurrent fetches",
-    "threads that fetch": "concurrent fetches",
+    "threads that fetch": "more workers",
     "slow decoding": "more workers",
     "few processors": "smaller images",
     "rows by value": "by reference",
@@ -226,6 +230,7 @@ paces = st.builds(
     own_compute=times,
     own_transfer=times,
     row_fetch=times,
+    in_air=times,
     fetches=st.integers(1, 64),
     workers=st.integers(1, 64),
     processors=st.integers(1, 64),
@@ -332,9 +337,7 @@ def parts(tmp_path_factory):
     return make_parts(tmp_path_factory.mktemp("data"), (1, 1, 1), repeat=20)
 
 
-@pytest.mark.parametrize(
-    ("executor", "lever"), [("inline", "build rows concurrently"), ("threads", "concurrent fetches")]
-)
+@pytest.mark.parametrize(("executor", "lever"), [("inline", "build rows concurrently"), ("threads", "more workers")])
 def test_a_real_loader_over_a_slow_store_is_bound_by_it(parts, monkeypatch, executor, lever):
     """Law: spans of a real run say the same: here each image takes 30 ms to come."""
     read = mmdp.encode.read
@@ -350,6 +353,117 @@ def test_a_real_loader_over_a_slow_store_is_bound_by_it(parts, monkeypatch, exec
     assert said.work.busy["fetch"] >= 0.03
     assert lever in said.lever
     assert said.samples_per_second > 0
+
+
+def by_row(load: Workload, num_fetches: int = 3, max_fetches: int = 64) -> Spans:
+    """What a loader over a store would have recorded: its workers wait, and the fetches are on a loop's own thread."""
+    recorded = Run(load, 24).spans()
+    names, lanes = list(recorded.names), list(recorded.lanes)
+    waits = recorded.name == names.index("fetch")
+    fetches = recorded[np.repeat(np.flatnonzero(waits), num_fetches)]
+    fetches = replace(fetches, lanes=(*lanes, lanes[0]._replace(ident=999)), lane=np.full(len(fetches), len(lanes)))
+    told = np.where(waits, max_fetches, NO_NUMBER)
+    waiting = replace(
+        recorded,
+        names=(*names, "row_fetch"),
+        name=np.where(waits, len(names), recorded.name),
+        numbers={**recorded.numbers, "max_fetches": told},
+    )
+    return merge([waiting, fetches])
+
+
+FAR = replace(BALANCED, form="threads", rows=2, images=1.0, fetch=0.25, decode=0.005, train=0.02, processors=2)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_more_workers_than_processors_help_where_they_wait_for_a_store(workers):
+    """Law: a worker that waits for its row needs no processor; what the lever foretells comes within a quarter."""
+    load = replace(FAR, workers=workers, depth=4 + workers)
+    said = diagnose(by_row(load))
+    assert "I/O" == said.bound
+    assert said.pace.is_shared, "a worker waits, whosever thread the fetch is on"
+    more = round(said.changed.workers)
+    assert more > load.processors, "the case did not arise"
+    words = f"next: more workers: {more} in place of {workers}, since each waits for what it fetches; predicted: "
+    assert str(said).split("\n")[-1].startswith(words)
+    got = Run(load, 24).seconds_per_step / Run(replace(load, workers=more, depth=4 + more), 24).seconds_per_step
+    assert got == pytest.approx(said.after.gain, rel=0.25)
+    assert got > 1.5, "who follows it gains"
+    assert not any("every processor" in lever.words for lever in diagnosis._levers(said.work, said.pace))
+
+
+def test_a_depth_that_was_given_is_to_be_raised_with_the_workers():
+    """Law: only a depth by default grows with the workers."""
+    assert ", and as much more `depth`, since" in diagnose(by_row(replace(FAR, workers=2, depth=4))).lever
+    assert "depth" not in diagnose(by_row(replace(FAR, workers=2, depth=6))).lever
+
+
+def test_processors_are_busy_only_where_they_are():
+    """Law: it is said of those that compute for most of the time, and never of as many workers that wait."""
+    words = "every processor here is busy"
+    waits = replace(FAR, fetch=3.0, workers=64, depth=68)
+    for load, is_busy in ((waits, False), (replace(waits, fetch=0.01, decode=0.1), True)):
+        said = diagnose(by_row(load))
+        assert is_busy == any(words in lever.words for lever in diagnosis._levers(said.work, said.pace))
+        assert is_busy == (words in said.lever)
+
+
+def test_the_bound_of_a_process_is_named_where_it_binds():
+    """Law: what stands in line for `max_fetches` is no work of the store; threads share the bound, processes do not."""
+    load = replace(FAR, workers=16, depth=20)
+    free, bound = diagnose(by_row(load)), diagnose(by_row(load, max_fetches=12))
+    assert 64 == free.pace.fetches
+    assert free.pace.in_air == pytest.approx(3 * free.pace.fetch)
+    assert 12 == bound.pace.fetches
+    assert bound.pace.in_air == pytest.approx(12 * bound.work.seconds, rel=0.1)
+    assert free.pace.in_air > 1.5 * bound.pace.in_air, "the case did not arise"
+    assert "more fetches: `max_fetches` 24 in place of 12" in bound.lever
+    recorded = by_row(load, max_fetches=12)
+    is_trainer = np.isin(np.arange(len(recorded.lanes)), np.unique(recorded.named("train").lane))
+    apart = [lane if mine else lane._replace(pid=7) for lane, mine in zip(recorded.lanes, is_trainer, strict=True)]
+    assert math.inf == diagnose(replace(recorded, lanes=tuple(apart))).pace.fetches
+
+
+@pytest.fixture(scope="module")
+def far_parts(tmp_path_factory):
+    """Samples whose images lie in a real store, 50 ms away."""
+    path = write_data(tmp_path_factory.mktemp("far"), (1, 1, 1), repeat=20)
+    with serve(path.parent, latency_ms=50) as uri:
+        source = mmdp.open_source(f"{uri}/{path.name}")
+        encoder = Encoder(tokenizer(), "fixed:4:side=16")
+        sizes = mmdp.measure(source, encoder)
+        yield Parts(source, encoder, mmdp.plan(sizes, mmdp.Budget(64, 3), window=8, block=2, buffer=16))
+
+
+@pytest.mark.parametrize(
+    ("executor", "is_fed", "lever"),
+    [
+        ("threads", False, "more workers: "),
+        ("processes", False, "more workers: "),
+        ("inline", False, "build rows concurrently and ahead: `executor="),
+        ("inline", True, "build rows concurrently and ahead: `executor="),
+    ],
+)
+def test_a_real_loader_over_a_far_store_is_bound_by_it(far_parts, executor, is_fed, lever):
+    """Law: its workers wait for what they fetch, and more of them are the lever, whoever they are."""
+    loader = Loader(*far_parts, batch_size=2, executor=executor, num_workers=2)
+    made = feed(loader, "cpu") if is_fed else loader
+    spans.start()
+    meter = WaitMeter()
+    for _ in islice(meter.over(epochs(made)), 9):
+        time.sleep(0.01)
+    made.close()
+    recorded = spans.stop()
+    said = diagnose(recorded)
+    assert "I/O" == said.bound
+    assert said.lever.startswith(lever)
+    assert said.changed.workers >= 8
+    assert said.after.gain > 2
+    waits, decodes, fetches = (recorded.named(name) for name in ("row_fetch", "decode", "fetch"))
+    assert set(waits.lane.tolist()) == set(decodes.lane.tolist()), "who waits, decodes"
+    assert not set(fetches.lane[fetches.seconds > 0.03].tolist()) & set(decodes.lane.tolist()), "and does not fetch"
+    assert (executor != "inline") == (not said.work.is_alone)
+    assert said.work.waits_by_row
 
 
 def nine_steps(loader: Loader):
