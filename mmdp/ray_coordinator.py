@@ -27,6 +27,8 @@ What may fail:
 | a row kills its workers | it is built sample by sample; one that kills alone is left out and counted, as in `Loader` |
 | a block is lost with its node | its row is made again |
 | the coordinator dies, or its maker | every rank gets an error within seconds: start again from the last state |
+| the maker is killed, and had started Ray itself | Ray goes with it, and ends other ranks, often without an error: \
+exit code 1, and a line on standard error. A Ray that is started apart (`ray start --head`) stays: they get the error |
 | a rank dies | as in any training: the job starts again from the last state. Here nobody waits for it: the others get \
 their rows, its own stay in flight until it comes back and begins a loop, from whatever state |
 | a rank is slow | its own window fills, and nobody else's |
