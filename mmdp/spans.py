@@ -16,7 +16,7 @@ Off by default: then `span` hands out one and the same object, which does nothin
 | name | is |
 |---|---|
 | fetch | the bytes of an image, or of its header, from the store |
-| row_fetch | who builds a row waits for all of its images at once; its number is how many a process may fetch at a time |
+| row_fetch | who builds a row waits for all of its images; its number is how many a process may fetch at a time |
 | decode, encode, join | an image to pixels; a sample to ids and labels; samples to a row, and rows to a batch |
 | transfer | a row from process to process, or a batch to the device |
 | gather | a loader waits for the rows of a batch; its numbers say how far rows are ahead (`Loader`) |
