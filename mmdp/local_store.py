@@ -164,7 +164,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 @contextlib.contextmanager
 def s3_environment(endpoint: str) -> Iterator[None]:
     """The settings that S3 clients read, for as long as the block runs."""
-    settings = {"AWS_ENDPOINT_URL_S3": endpoint, "AWS_SKIP_SIGNATURE": "true", "AWS_REGION": "us-east-1"}
+    settings = _settings(endpoint)
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
@@ -175,6 +175,16 @@ def s3_environment(endpoint: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _settings(endpoint: str) -> dict[str, str]:
+    """Variables of the environment, by which S3 clients find the server and ask it without credentials."""
+    return {"AWS_ENDPOINT_URL_S3": endpoint, "AWS_SKIP_SIGNATURE": "true", "AWS_REGION": "us-east-1"}
+
+
+def _to_paste(endpoint: str) -> str:
+    """The same as a line for a shell."""
+    return "export " + " ".join(f"{name}={value}" for name, value in _settings(endpoint).items())
 
 
 def _rclone() -> str:
@@ -191,9 +201,22 @@ def _rclone() -> str:
 
 def main() -> int:
     """The command; 1 where the server has ended by itself."""
-    flags = argparse.ArgumentParser("mmdp.local_store", description="Serves a folder as an object store, from afar.")
-    flags.add_argument("folder", type=Path, help="with the files of a data set")
-    flags.add_argument("images", type=Path, nargs="?", help="another folder, if the images are not below that one")
+    flags = argparse.ArgumentParser(
+        "mmdp.local_store",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Serves a folder as an object store, from afar, until Ctrl-C.",
+        epilog=f"""The folder is the bucket s3://{BUCKET}, so its file rows.jsonl is s3://{BUCKET}/rows.jsonl.
+Once it serves, its address comes on standard output, one line, and on standard error what another shell needs:
+
+  {_to_paste("http://127.0.0.1:PORT")}""",
+    )
+    flags.add_argument("folder", type=Path, help=f"with the files of a data set: s3://{BUCKET}")
+    flags.add_argument(
+        "images",
+        type=Path,
+        nargs="?",
+        help=f"another folder, if the images are not below that one: s3://{IMAGES_BUCKET}",
+    )
     flags.add_argument("--latency-ms", type=float, default=MEDIAN_MS, help="median from a request to its answer")
     flags.add_argument("--bytes-per-second", type=float, default=math.inf, help="of all answers together")
     flags.add_argument("--seed", type=int, default=0, help="of the latencies")
@@ -202,16 +225,21 @@ def main() -> int:
     from mmdp.cli import speak_plainly
 
     speak_plainly()
+    buckets = {BUCKET: given.folder, IMAGES_BUCKET: given.images}
+    shown = [f"# s3://{name} is {shorten(str(path.absolute()), 300)}" for name, path in buckets.items() if path]
     with tempfile.TemporaryDirectory(prefix="mmdp-store-") as root:
         (Path(root) / "buckets").mkdir()
         (Path(root) / "buckets" / BUCKET).symlink_to(given.folder.absolute())
         if given.images is not None:
             (Path(root) / "buckets" / IMAGES_BUCKET).symlink_to(given.images.absolute())
         (Path(root) / "config").touch()  # not the user's own
-        return asyncio.run(_serve(Path(root), given.latency_ms, given.bytes_per_second, given.seed, given.with_input))
+        pace = (given.latency_ms, given.bytes_per_second, given.seed)
+        return asyncio.run(_serve(Path(root), *pace, given.with_input, [] if given.with_input else shown))
 
 
-async def _serve(root: Path, latency_ms: float, bytes_per_second: float, seed: int, with_input: bool) -> int:
+async def _serve(
+    root: Path, latency_ms: float, bytes_per_second: float, seed: int, with_input: bool, shown: list[str]
+) -> int:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -234,7 +262,10 @@ async def _serve(root: Path, latency_ms: float, bytes_per_second: float, seed: i
             async with Relay(
                 ("127.0.0.1", port), far(latency_ms, bytes_per_second=bytes_per_second, seed=seed)
             ) as relay:
-                print(f"http://127.0.0.1:{relay.port}", flush=True)
+                address = f"http://127.0.0.1:{relay.port}"
+                if shown:
+                    print(*shown, _to_paste(address), sep="\n", file=sys.stderr, flush=True)
+                print(address, flush=True)  # a program reads it
                 ended = asyncio.ensure_future(server.wait())
                 await asyncio.wait({ended, asyncio.ensure_future(over.wait())}, return_when=asyncio.FIRST_COMPLETED)
             following.cancel()

@@ -57,6 +57,35 @@ def test_a_folder_is_served_and_nothing_is_left(tmp_path, temporary):
     assert before == {name: os.environ.get(name) for name in SETTINGS}
 
 
+def test_the_command_says_what_another_shell_needs(tmp_path):
+    """On standard error, as lines to paste; on standard output the address alone, for programs. `--help` has it too."""
+    path = write_data(tmp_path / "it's rows", num_images=(1,), repeat=2)
+    command = [sys.executable, "-m", "mmdp.local_store"]
+    told = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "the bucket s3://data" in told
+    with subprocess.Popen(
+        [*command, str(path.parent), str(tmp_path), "--latency-ms=1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name not in SETTINGS},
+    ) as serving:
+        try:
+            address = serving.stdout.readline().strip()
+            said = [serving.stderr.readline().strip() for _ in range(3)]
+            assert [f'# s3://data is "{path.parent}"', f"# s3://images is '{tmp_path}'"] == said[:2]
+            reads = "import mmdp; print(len(mmdp.open_source('s3://data/rows.jsonl')))"
+            script = "\n".join([*said, f'"{sys.executable}" -c "{reads}"'])
+            found = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+            assert ("2\n", 0) == (found.stdout, found.returncode), found.stderr
+        finally:
+            serving.send_signal(signal.SIGINT)
+        assert ("", "") == (serving.stdout.read(), serving.stderr.read())
+    assert 0 == serving.returncode
+    assert all(f"{name}=" in told and f"{name}=" in said[2] for name in SETTINGS)
+    assert f"AWS_ENDPOINT_URL_S3={address} " in said[2]
+
+
 def test_nobody_writes_through_it(tmp_path):
     """The folder may be the user's own data."""
     path = write_data(tmp_path / "rows", num_images=(1,), repeat=1)
