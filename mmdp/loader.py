@@ -43,7 +43,9 @@ class Loader:
         rank: of this process, 0 to world_size - 1.
         world_size: ranks; all take the same number of steps, and together they see each sample once an epoch.
         executor: "inline", "threads", "processes", "ray", or an executor of your own, which you close.
-        num_workers: threads or processes; by default one for each processor.
+        num_workers: threads or processes; by default one for each processor. Each fetches for one row at a time and
+            waits for it, so over a far store more of them than processors help; `Config.max_fetches` bounds all fetches
+            of a process.
         depth: rows in flight; by default two batches, and one row more for each worker.
         max_bytes: bytes of pixels in flight, as the plan knows them.
         drop_last: leave the last, incomplete step out instead of completing it with filler rows.

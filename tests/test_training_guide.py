@@ -42,13 +42,17 @@ def test_the_code_runs_and_resumes(tmp_path, monkeypatch, capsys):
     exec(first, {})
     assert seen[4] == seen[5], "the fifth batch came after the last checkpoint"
     monkeypatch.setattr(mmdp, "loss", real)
-    assert 4 == len(others), "another block? see that it is run"
+    assert 5 == len(others), "another block? see that it is run"
     for block in others:
         if "islice" in block:  # a whole epoch: of few rows, and each sample once
             shown["plan"] = shown["held_out"]
             monkeypatch.setattr(mmdp, "loss", spy)
             seen.clear()
         exec(block, shown)
+        if "diagnose(" in block:
+            said = capsys.readouterr().out.strip().split("\n")
+            begins = ("bound by ", "a step has ", "twice as much ", "next: ")
+            assert [True] * 4 == [line.startswith(begin) for line, begin in zip(said[-4:], begins, strict=True)]
     fed = [sample for samples in seen for row in samples for sample in row]
     assert sorted(fed) == sorted(int(sample) for row in shown["held_out"].epoch(0) for sample in row)
     assert 0 < shown["loss"] < 20
