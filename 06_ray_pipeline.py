@@ -39,7 +39,6 @@ from mmdp.machine import tell_load
 from mmdp.plots import drawn_rows, flame, row_map, saw_tooth, timeline
 from mmdp.ray_start import Session
 from mmdp.rung_figures import forecast, ladder_table, prediction_misses
-from mmdp.span_table import merge
 from mmdp.stacks import sampled
 from mmdp.trace_file import write_trace
 
@@ -277,7 +276,7 @@ if misses:
     off = f"off by {median(misses):.0%} of the prediction in the median, {max(misses):.0%} at most"
     print(f"rungs that were predicted: {len(misses)} of {len(rungs) - 1}; {off}")
 if config.trace is not None:
-    print(f"    trace: {write_trace(merge([rung.spans for rung in rungs]), config.trace)}")
+    print(f"    trace: {write_trace({name: rung.spans for name, rung in climbed.items()}, config.trace)}")
 last = rungs[-1]
 ends = [rungs[0], last] if len(rungs) > 1 else rungs
 report(

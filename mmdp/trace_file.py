@@ -4,26 +4,32 @@ Adds: `write_trace`. In: `Spans`. Out: a JSON file in the Trace Event Format, a 
 Leaves out: recording (`spans`).
 
 The format wants the slices of one track to be apart or inside each other. An event loop has many fetches in the air at
-once, so a thread gets as many tracks as its spans need.
+once, so a thread gets as many tracks as its spans need: "name", "name (2)".
+
+A process is named by what it does: who trains is the trainer, who makes rows and trains not is a worker, numbered as
+they began. Of several runs in one file each has a bar beside the trainer, and its workers carry its name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmdp.span_table import NO_NUMBER, Lane, Spans
+from mmdp.span_table import NO_NUMBER, Lane, Spans, merge
+
+_MAKES_ROWS = {"fetch", "row_fetch", "decode", "encode", "join"}
+"""Spans by which a worker is known, unless it trains as well."""
 
 
-def write_trace(spans: Spans, path: Path | str) -> Path:
+def write_trace(spans: Spans | Mapping[str, Spans], path: Path | str) -> Path:
     """Writes the spans, and makes the folder.
 
     Args:
-        spans: of any number of processes and hosts.
+        spans: of any number of processes and hosts; of several runs, those of each under its name.
         path: ends in `.json`.
 
     Raises:
@@ -32,6 +38,8 @@ def write_trace(spans: Spans, path: Path | str) -> Path:
     path = Path(path)
     if path.suffix != ".json":
         raise ValueError(f"{path.name}: a trace file ends in .json, since that is how Perfetto and Chrome know it")
+    runs = spans if isinstance(spans, Mapping) else {"": spans}
+    spans = merge([*runs.values()])
     if not len(spans):
         raise ValueError("no span to write: call `mmdp.spans.start()` before the loop, and write after it")
     first = int(spans.start.min())
@@ -40,17 +48,27 @@ def write_trace(spans: Spans, path: Path | str) -> Path:
         file.write('{"displayTimeUnit": "ms", "otherData": ')
         json.dump({"first_span_ns_since_1970": str(first), "dropped_spans": str(spans.dropped)}, file)
         file.write(', "traceEvents": [')
-        for number, event in enumerate(_events(spans, first)):
+        for number, event in enumerate(_events(spans, runs, first)):
             file.write(",\n" if number else "\n")
             json.dump(event, file)
         file.write("\n]}\n")
     return path
 
 
-def _events(spans: Spans, first: int) -> Iterator[dict[str, Any]]:
+def _events(spans: Spans, runs: Mapping[str, Spans], first: int) -> Iterator[dict[str, Any]]:
     pids = _process_numbers(spans.lanes)
+    roles = _roles(runs)
     for (host, pid), number in pids.items():
-        yield _metadata("process_name", number, 0, name=f"process {pid} on {host}")
+        role = roles.get((host, pid), "")
+        yield _metadata("process_name", number, 0, name=f"{role}{', ' * bool(role)}process {pid} on {host}")
+    for order, known in enumerate(roles):
+        yield _metadata("process_sort_index", pids[known], 0, sort_index=order)
+    beside = pids[next(iter(roles), next(iter(pids)))]
+    for which, (run, part) in enumerate(runs.items()):
+        if run and len(part):
+            bar = {"cat": "run", "name": run, "id": which, "pid": beside, "tid": 0}
+            yield {"ph": "b", "ts": (int(part.start.min()) - first) / 1000, **bar}
+            yield {"ph": "e", "ts": (int(part.end.max()) - first) / 1000, **bar}
     track = 0
     for place, lane in enumerate(spans.lanes):
         mine = np.flatnonzero(spans.lane == place)
@@ -78,6 +96,28 @@ def _events(spans: Spans, first: int) -> Iterator[dict[str, Any]]:
 
 def _metadata(kind: str, pid: int, tid: int, **args: str | int) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
+
+
+def _roles(runs: Mapping[str, Spans]) -> dict[tuple[str, int], str]:
+    """What each process is called, given as host and number: trainers first, then the workers of each run."""
+    trainers: dict[tuple[str, int], None] = {}
+    workers: dict[tuple[str, int], str] = {}
+    for spans in runs.values():
+        trainers |= dict.fromkeys(_processes(spans.named("train")))
+    for run, spans in runs.items():
+        prefix, number = f"{run}: " if run else "", 0
+        for process in _processes(spans.named(*_MAKES_ROWS)):
+            if process not in trainers and process not in workers:
+                number += 1
+                workers[process] = f"{prefix}worker {number}"
+    alone = len(trainers) == 1
+    return {one: "trainer" if alone else f"trainer {at}" for at, one in enumerate(trainers, 1)} | workers
+
+
+def _processes(spans: Spans) -> list[tuple[str, int]]:
+    """Host and number of those that spans, given earliest first, are of; in the order in which they began."""
+    lanes = [spans.lanes[lane] for lane in dict.fromkeys(spans.lane.tolist())]
+    return list(dict.fromkeys((lane.host, lane.pid) for lane in lanes))
 
 
 def _process_numbers(lanes: tuple[Lane, ...]) -> dict[tuple[str, int], int]:

@@ -145,6 +145,9 @@ def test_the_trace_has_every_process(climbed):
     assert {os.getpid()} == pids["train"] == pids["wait"]
     assert 5 + 1 == len(pids["decode"]), "an actor on each of five rungs, and the serial trainer"
     assert pids["decode"] >= pids["fetch"] > pids["train"]
+    told = {one["pid"]: one["args"]["name"] for one in climbed["trace"]["traceEvents"] if one["name"] == "process_name"}
+    assert told.pop(os.getpid()).startswith("trainer, process ")
+    assert {f"{rung}: worker 1" for rung in [*RUNGS][1:]} == {name.partition(",")[0] for name in told.values()}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
+from mmdp.calibration import read_trace
 from mmdp.span_table import NO_NUMBER, Lane, Spans, merge
 from mmdp.trace_file import write_trace
 
@@ -60,12 +61,50 @@ def test_every_process_and_track_has_a_name(trace):
         kind: {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == kind}
         for kind in ("process_name", "thread_name")
     }
-    assert {"process 10 on host-a", "process 10 on host-b"} == set(names["process_name"].values())
+    assert {"worker 1, process 10 on host-a", "trainer, process 10 on host-b"} == set(names["process_name"].values())
     assert 2 == len({pid for pid, _ in names["process_name"]})
     assert {"event loop", "event loop (2)", "mmdp-worker", "MainThread"} == set(names["thread_name"].values())
     slices = [event for event in events if event["ph"] == "X"]
     assert {(event["pid"], event["tid"]) for event in slices} == set(names["thread_name"])
     assert len(names["thread_name"]) == len({tid for _, tid in names["thread_name"]})
+
+
+def test_runs_and_roles_are_told_apart(tmp_path):
+    """Law: who trains is the trainer, whatever else it does; workers are numbered in each run; a run has its bar."""
+    trainer, one, other, new = (Lane("host", pid, 1, "MainThread", 2) for pid in (1, 2, 3, 4))
+    nobody = Lane("host", 5, 1, "MainThread", 2)
+    first = [
+        table(trainer, [(0, 9)], "decode"),
+        table(other, [(5, 6)], "fetch"),
+        table(one, [(1, 2), (7, 8)], "decode"),
+        table(trainer, [(10, 20)], "train"),
+    ]
+    second = [table(new, [(30, 31)], "join"), table(trainer, [(32, 40)], "train"), table(nobody, [(30, 31)], "wait")]
+    path = write_trace({"serial": merge(first), "none": merge([]), "near": merge(second)}, tmp_path / "trace.json")
+    events = json.loads(path.read_text())["traceEvents"]
+    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {
+        1: "trainer, process 1 on host",
+        2: "serial: worker 1, process 2 on host",
+        3: "serial: worker 2, process 3 on host",
+        4: "near: worker 1, process 4 on host",
+        5: "process 5 on host",
+    } == named
+    order = {event["pid"]: event["args"]["sort_index"] for event in events if event["name"] == "process_sort_index"}
+    assert {1: 0, 2: 1, 3: 2, 4: 3} == order
+    bars = [(event["ph"], event["name"], event["ts"], event["pid"]) for event in events if event["ph"] in "be"]
+    serial, near = [("b", "serial", 0.0, 1), ("e", "serial", 0.02, 1)], [("b", "near", 0.03, 1), ("e", "near", 0.04, 1)]
+    assert serial + near == bars
+    again = read_trace(path)
+    assert (8, {"host"}) == (len(again), {lane.host for lane in again.lanes}), "a bar is no span, a role no host"
+
+
+def test_several_trainers_are_numbered(tmp_path):
+    """Law: ranks on one host are told apart by more than their process."""
+    ranks = [table(Lane("host", pid, 1, "MainThread", 2), [(pid, 9)], "train") for pid in (2, 1)]
+    events = json.loads(write_trace(merge(ranks), tmp_path / "trace.json").read_text())["traceEvents"]
+    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {1: "trainer 1, process 1 on host", 2: "trainer 2, process 2 on host"} == named
 
 
 def test_slices_of_a_track_are_apart_or_inside_each_other(trace):
