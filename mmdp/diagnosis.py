@@ -11,6 +11,7 @@ of two that are as good, the earlier rung of the ladder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +39,9 @@ _MOST_FETCHES = 256
 
 _MOST_THREADS = 64
 """That fetch and decode: they cost a stack and a switch each."""
+
+_MOST_PROCESSES = 8
+"""That wait for a store, for each processor: each has memory, and modules loaded, of its own."""
 
 _MOSTLY = 0.5
 """Share from which on a window counts as full, or cold starts as the cause of waiting."""
@@ -268,7 +272,8 @@ def _of_workers_that_fetch(work: StepWork, pace: Pace, *, is_over: bool) -> Iter
         ahead = "" if is_over else " and ahead"
         yield _Lever(f'build rows concurrently{ahead}: `executor="threads"`, `num_workers={count:.0f}`', changed)
     elif pace.is_shared and not pace.is_inline:
-        count, changed = _least(pace.workers, _MOST_THREADS, partial(_with_workers, work, pace))
+        most = _MOST_THREADS if pace.fetches < math.inf else _MOST_PROCESSES * pace.processors
+        count, changed = _least(pace.workers, most, partial(_with_workers, work, pace))
         words = f"more workers: {count:,.0f} in place of {pace.workers:,.0f}{_and_depth(work, pace)}"
         yield _Lever(f"{words}, since each waits for what it fetches", changed)
         if pace.in_air and pace.fetches < _MOST_FETCHES:

@@ -424,6 +424,17 @@ def test_the_bound_of_a_process_is_named_where_it_binds():
     assert math.inf == diagnose(replace(recorded, lanes=tuple(apart))).pace.fetches
 
 
+def test_processes_are_not_asked_for_without_end():
+    """Law: threads that wait cost little; of processes at most eight a processor are named."""
+    recorded = by_row(replace(FAR, fetch=2.0, workers=2, depth=6), num_fetches=1)
+    is_trainer = np.isin(np.arange(len(recorded.lanes)), np.unique(recorded.named("train").lane))
+    apart = [lane if mine else lane._replace(pid=7) for lane, mine in zip(recorded.lanes, is_trainer, strict=True)]
+    threads, processes = diagnose(recorded), diagnose(replace(recorded, lanes=tuple(apart)))
+    assert (64, 16) == tuple(
+        max(lever.changed.workers for lever in diagnosis._levers(said.work, said.pace)) for said in (threads, processes)
+    )
+
+
 @pytest.fixture(scope="module")
 def far_parts(tmp_path_factory):
     """Samples whose images lie in a real store, 50 ms away."""
