@@ -571,8 +571,10 @@ def test_a_wait_that_nothing_explains_is_called_so(monkeypatch):
     assert str(replace(SAID, gains=none)).startswith("bound by nothing that was measured (a busy machine, say): ")
 
 
-def test_a_loader_says_what_is_full(parts):
+def test_a_loader_says_what_is_full(parts, monkeypatch):
     """Law: rows, bytes, or neither where the rows of an epoch are all begun."""
+    read = mmdp.encode.read  # slow, so that the window is full before its first row is done
+    monkeypatch.setattr(mmdp.encode, "read", lambda ref: (time.sleep(0.03), read(ref))[1])
     weigh = 3 * 16 * 16  # bytes of an image of `parts`, of which a row has three
     got = {}
     for name, options in {
