@@ -3,7 +3,8 @@
 Adds: `TableSource` (any row by number), `StreamSource` (samples as they come), its `StreamPass`, and what opens them.
 The only importer of `datasets`. Leaves out: the forms of a row (`rows`).
 
-Rows are taken as Arrow, so an image column gives the file's own bytes. A table is unpacked once on disk (a file into
+Rows are taken as Arrow, so an image column gives the file's own bytes; what `datasets` keeps as text of JSON, where the
+rows of a column differ in their types or keys, is read here. A table is unpacked once on disk (a file into
 our cache folder, the Hub's into that of `datasets`), memory-mapped, and shared by all workers; a stream stores nothing.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import glob
+import json
 import logging
 import pickle
 import shutil
@@ -18,7 +20,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
@@ -163,11 +165,42 @@ def _parse_arrow(table: Any, label: str, root: str, number: int) -> Sample:
     source = f"{label}[{number}]"
     try:
         (row,) = table.to_pylist()
+        for field in table.schema:
+            if _has_json(field.type):
+                row[field.name] = _read_json(row[field.name], field.type)
     except UnicodeDecodeError as error:
         raise DataError(
             Reason.INVALID_TEXT, f"text of the row is not UTF-8 ({error.reason}): write it anew", source=source
         ) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            Reason.INVALID_JSON, f"a field of the type `Json` holds none ({error}): write it anew", source=source
+        ) from None
     return parse_row(row, root=root, source=source, number=number)
+
+
+@lru_cache(maxsize=256)
+def _has_json(kind: Any) -> bool:
+    """Whether an Arrow type has text of JSON (`arrow.json`, which `datasets` writes for `Json`) somewhere in it."""
+    if _is_json(kind):
+        return True
+    return any(_has_json(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _is_json(kind: Any) -> bool:
+    return getattr(kind, "extension_name", "") == "arrow.json"
+
+
+def _read_json(value: Any, kind: Any) -> Any:
+    """The value of an Arrow type, as Python gives it, with what is text of JSON read."""
+    if value is None or not _has_json(kind):
+        return value
+    if _is_json(kind):
+        return json.loads(value)
+    if isinstance(value, Mapping):
+        kinds = {kind.field(number).name: kind.field(number).type for number in range(kind.num_fields)}
+        return {name: _read_json(one, kinds[name]) for name, one in value.items()}
+    return [_read_json(one, kind.field(0).type) for one in value]
 
 
 def open_parquet(

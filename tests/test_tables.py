@@ -376,3 +376,76 @@ def test_many_threads_read_one_table(tmp_path):
     numbers = [number * 37 % 100 for number in range(2000)]
     with ThreadPoolExecutor(8) as pool:
         assert [str(number) for number in numbers] == list(pool.map(lambda number: source[number].id, numbers))
+
+
+# What `datasets` writes where the rows of a column differ
+
+
+FORMS_THAT_DIFFER = {
+    "contents of two types": [
+        {
+            "images": ["a.png"],
+            "messages": [
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
+                {"role": "assistant", "content": "A fox."},
+            ],
+        }
+    ],
+    "keys of some turns": [
+        {
+            "messages": [
+                {"role": "user", "content": "one?"},
+                {"role": "assistant", "content": "first", "weight": 0},
+                {"role": "user", "content": "two?"},
+                {"role": "assistant", "content": "second"},
+            ]
+        }
+    ],
+    "conversations": [
+        {
+            "system": "Be brief.",
+            "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "loss": True}],
+        },
+        {"conversations": [{"from": "human", "value": "q", "tags": 7}, {"from": "gpt", "value": "a", "tags": [1]}]},
+    ],
+    "texts": [
+        {"texts": [{"user": "q", "assistant": "a", "source": 1}, {"user": "q", "assistant": '"b"', "source": "x"}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("rows", FORMS_THAT_DIFFER.values(), ids=FORMS_THAT_DIFFER)
+@pytest.mark.parametrize("way", ["parquet", "hub", "save_to_disk"])
+@pytest.mark.parametrize("streaming", [False, True], ids=["table", "stream"])
+def test_json_of_datasets_is_read_as_the_lines_that_it_was(tmp_path, rows, way, streaming):
+    """Law: `datasets` keeps such columns as text of JSON (`Json`), and the samples are those of the JSON lines."""
+    import datasets
+
+    lines = tmp_path / "hub" / "train.jsonl"
+    lines.parent.mkdir()
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wanted = [(one.turns, [image.name for image in one.images]) for one in open_source(lines)]
+    uri = f"hf:{lines.parent}/default"
+    if way != "hub":
+        table = datasets.load_dataset("json", data_files=str(lines), split="train", cache_dir=str(tmp_path / "cache"))
+        assert "Json" in str(table.features), "the case did not arise"
+        if way == "save_to_disk":
+            table.save_to_disk(str(tmp_path / "saved"))
+            table = datasets.load_from_disk(str(tmp_path / "saved"))
+        uri = str(tmp_path / "train.parquet")
+        table.to_parquet(uri)
+    source = open_source(uri, config=Config(cache_dir=tmp_path / "ours"), streaming=streaming)
+    assert wanted == [(one.turns, [image.name for image in one.images]) for one in source]
+
+
+def test_a_field_that_is_no_json_is_one_bad_row(tmp_path):
+    """As a line that is none: named by its number, and the others are read."""
+    turns = ['{"user": "q", "assistant": "a"}', '{"user": ', '{"user": "q", "assistant": "b"}']
+    fields = pa.ExtensionArray.from_storage(pa.json_(), pa.array(turns))
+    table = pa.table({"texts": pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), fields)})
+    pq.write_table(table, tmp_path / "x.parquet")
+    source = open_source(tmp_path / "x.parquet", config=Config(cache_dir=tmp_path / "ours"))
+    with pytest.raises(DataError, match="holds none") as caught:
+        source[1]
+    assert (Reason.INVALID_JSON, "x.parquet[1]") == (caught.value.reason, caught.value.source)
+    assert ["a", "b"] == [source[number].turns[1].text for number in (0, 2)]
