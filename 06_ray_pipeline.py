@@ -131,7 +131,8 @@ print(f"a step with its batch at hand takes {1000 * floor:,.0f} ms: with a perfe
 # - **next**: the lever to pull, and what it should give: the least that brings nearly all of it. So it may say "fetch 8
 #   images at a time", while the next rung has all of a step in the air: that is hardly faster. The rung that is this
 #   lever shows whether the prediction was true. Where the lever is no rung, nothing was predicted of the next one, and
-#   it says so.
+#   it says so. Of a `Loader` of your own it may name more workers than there are processors: its threads and processes
+#   fetch for one row at a time, and wait.
 
 # %%
 climbed = {}

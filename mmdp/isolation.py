@@ -108,7 +108,8 @@ def check_isolation(
         attention: as `adapt` takes it.
         layout: makes the packed inputs instead of `adapt`: a function of the batch, such as your own collator, or the
             name of a known leak, to see what it does.
-        limit: the largest error that passes; by default that of the model's dtype in `LIMITS`.
+        limit: the largest error that passes; by default that in `LIMITS` of the dtype that the model computes in: its
+            own, or that of the autocast which it runs below.
 
     Raises:
         ValueError: fewer than two samples, an unknown name, a layout of other tokens, and what `adapt` raises.
@@ -122,7 +123,7 @@ def check_isolation(
             f"a batch of {counted(len(places), 'sample')} shows nothing: give one with at least two, packed"
         )
     batch = batch.to(next(model.parameters()).device)
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), _evaluating(model), _autocast_seen(model, batch.input_ids.device.type) as autocast:
         inputs = _layout(layout, target, model, attention)(batch)
         packed = _logits(model, inputs)
         if len(packed) != segments.size:
@@ -136,7 +137,8 @@ def check_isolation(
             logits = _logits(model, _alone_inputs(one, model, attention, target))
             sample = batch.samples[row][number - 1] if number <= len(batch.samples[row]) else -1
             errors.append(SampleError(row, number, sample, len(at), len(one.images), _error(packed[at], logits)))
-        report = IsolationReport(target.family, target.attention, limit or LIMITS.get(target.dtype, 0.3), tuple(errors))
+        dtype = autocast[0] if autocast else target.dtype
+        report = IsolationReport(target.family, target.attention, limit or LIMITS.get(dtype, 0.3), tuple(errors))
         if report.passed:
             return report
         return replace(report, traps=_traps(model, batch, target, attention, inputs, packed))
@@ -153,6 +155,25 @@ def _layout(
         known = ", ".join(name for name, leak in LEAKS.items() if leak.applies(target))
         raise ValueError(f"unknown layout {shorten(layout)} for {target.family}: the known leaks are {known}")
     return lambda batch: LEAKS[layout].spoil(adapt(batch, model, attention), batch, target)
+
+
+@contextmanager
+def _autocast_seen(model: Any, device: str) -> Iterator[list[torch.dtype]]:
+    """The dtypes of the autocast that the model's embeddings run below, as they run: its `forward` may begin one."""
+    seen: list[torch.dtype] = []
+
+    def note(_module: Any, _arguments: Any) -> None:
+        if torch.is_autocast_enabled(device):
+            seen.append(torch.get_autocast_dtype(device))
+
+    hooks = [
+        module.register_forward_pre_hook(note) for module in model.modules() if isinstance(module, torch.nn.Embedding)
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _logits(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:

@@ -125,6 +125,18 @@ class StepSampler(Sampler[list[Place]]):
         return len(self._at)
 
     @property
+    def batch_size(self) -> int:
+        """Refused: whoever asks would deal these batches to the ranks once more, as `accelerator.prepare` does.
+
+        Raises:
+            RuntimeError: always; torch's own DataLoader never asks.
+        """
+        raise RuntimeError(
+            "these batches are those of one rank already, and would be dealt out once more: with accelerate prepare "
+            "the model and the optimizer only, and go over the DataLoader as it is (docs/training.md)"
+        )
+
+    @property
     def dropped(self) -> dict[int, int]:
         """Epoch to the number of samples, over all ranks, that `drop_last` left out at its end."""
         return dict(self._at.dropped)

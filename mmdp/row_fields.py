@@ -17,6 +17,9 @@ from typing import NoReturn
 from mmdp.records import ImageRef
 from mmdp.refusals import DataError, Reason, shorten
 
+TOOLS = ("tools", "functions")
+"""The keys of a row that declare them."""
+
 
 def refuse(reason: Reason, field: str, message: str) -> NoReturn:
     """Raises the `DataError` of a field."""
@@ -47,12 +50,13 @@ def read_system(row: Mapping[str, object]) -> str:
 
 def refuse_tools(row: Mapping[str, object]) -> None:
     """Refuses a row that declares tools: they would be missing from the prompt."""
-    if row.get("tools") and row["tools"] != "[]":
-        refuse(
-            Reason.WRONG_FORM,
-            "tools",
-            "declarations of tools are not put into the prompt here: remove the key, or the row",
-        )
+    for key in TOOLS:
+        if row.get(key) and row[key] != "[]":
+            refuse(
+                Reason.WRONG_FORM,
+                key,
+                "declarations of tools are not put into the prompt here: remove the key, or the row",
+            )
 
 
 def refuse_calls(turn: Mapping[str, object], field: str) -> None:
@@ -74,7 +78,7 @@ def read_learnt(turn: Mapping[str, object], field: str, role: str) -> bool:
     is_learnt = True
     for key in ("weight", "loss", "train"):
         value = turn.get(key)
-        if value is None:
+        if value is None or value != value:  # a NaN is how tables of numbers leave one out
             continue
         if value not in (0, 1):
             refuse(

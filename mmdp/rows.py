@@ -42,6 +42,7 @@ from collections.abc import Mapping, Sequence
 from mmdp.records import Sample, Turn
 from mmdp.refusals import DataError, Reason, shorten
 from mmdp.row_fields import (
+    TOOLS,
     kind_of,
     read_answer,
     read_id,
@@ -62,7 +63,7 @@ from mmdp.sample_checks import ROLES
 FORMS = ("texts", "conversations", "messages")
 """The keys that tell a row's form."""
 
-KEYS = ("id", "images", "image", "system", "tools", *FORMS)
+KEYS = ("id", "images", "image", "system", *TOOLS, *FORMS)
 """All keys of a row that are read."""
 
 _ROLES = {role: role for role in ROLES}

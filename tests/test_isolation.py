@@ -187,6 +187,22 @@ def test_half_precision_passes_within_its_own_limit_and_a_leak_is_beyond_it():
         assert not check_isolation(net, batch, limit=1e-9).passed
 
 
+def test_below_autocast_the_limit_is_that_of_its_dtype():
+    """Whether the caller begins it, or the model's own forward does, as one that accelerate has prepared."""
+    net, batch = tiny.make_model("qwen2_5_vl", dtype=torch.float32), tiny.packed("qwen2_5_vl", ROWS)
+    assert LIMITS[torch.float32] == check_isolation(net, batch).limit
+    with torch.autocast("cpu", torch.bfloat16):
+        below = check_isolation(net, batch)
+        leak = check_isolation(net, batch, layout="positions_and_mask")
+    assert below.passed
+    assert below.error > LIMITS[torch.float32], "the case did not arise"
+    assert not leak.passed
+    assert LIMITS[torch.bfloat16] == below.limit == leak.limit
+    net.forward = torch.autocast("cpu", torch.bfloat16)(net.forward)
+    assert check_isolation(net, batch).passed
+    assert not any(module._forward_pre_hooks for module in net.modules())
+
+
 def test_what_shows_nothing_is_refused():
     with pytest.raises(ValueError, match="a batch of 1 sample shows nothing: give one with at least two, packed"):
         check_isolation(model("llama", "sdpa"), tiny.packed("llama", [[0]]))

@@ -213,6 +213,17 @@ def test_a_plan_of_other_data_is_refused(parts, tmp_path):
             make(parts.source, mmdp.Encoder(tokenizer(), "fixed:5"), parts.plan)
 
 
+def test_accelerate_does_not_deal_out_a_second_time_what_the_plan_has_dealt(parts):
+    """Half of each epoch was lost without a word; on one process it takes nothing away."""
+    from accelerate.data_loader import prepare_data_loader
+
+    for world_size in (1, 2):
+        with pytest.raises(RuntimeError, match="prepare the model and the optimizer only"):
+            prepare_data_loader(data_loader(parts, 2, 0, world_size), num_processes=2, process_index=0)
+    alone = prepare_data_loader(data_loader(parts, 2), num_processes=1, process_index=0, put_on_device=False)
+    assert sorted(samples_of(alone)) == sorted(samples_of(data_loader(parts, 2)))
+
+
 def test_an_epoch_that_gives_nothing_is_an_error(parts, tmp_path):
     """PACK-05, PACK-06, WRK-04: nothing fits, or no step is whole: said at once, each time, and no endless loop."""
     exact = Exact((9,) * 4)

@@ -181,7 +181,7 @@ def test_a_rung_that_makes_rows_ahead_is_not_told_to(ray_cluster):
     plain = Plain(4, side=200)
     plan = mmdp.plan(mmdp.measure(plain, plain), mmdp.Budget(64, 2))
     setup = Setup(plain, plain, plan, batch_size=len(plan.epoch(0)), num_workers=1, num_cpus=0.1)
-    figures = run_rung("prefetch", setup, simulated(10), steps=6)
+    figures = run_rung("prefetch", setup, simulated(10), steps=16)  # so many that one that was held up is none of them
     assert figures.wait_ratio > 0.1, "the case did not arise"
     said = str(figures.diagnosis)
     assert said.startswith("bound by cold starts (an epoch is 1 step, and each begins cold)"), said

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 import random
 import re
 
@@ -721,7 +722,8 @@ def test_a_system_text_is_there_once_and_is_a_text():
 
 @pytest.mark.parametrize("key", ["weight", "loss", "train"])
 @pytest.mark.parametrize(
-    ("value", "learnt"), [(0, False), (0.0, False), (False, False), (1, True), (True, True), (None, True)]
+    ("value", "learnt"),
+    [(0, False), (0.0, False), (False, False), (1, True), (True, True), (None, True), (math.nan, True)],
 )
 def test_an_answer_says_whether_it_is_learnt(key, value, learnt):
     """`weight` is OpenAI's, `loss` and `train` those of other trainers; in each form."""
@@ -760,11 +762,12 @@ def test_an_answer_beside_the_text_is_refused(key):
         assert (Reason.WRONG_FORM, f"{form}[1].{key}") == (refusal(row).reason, refusal(row).field)
 
 
-def test_declared_tools_are_refused():
+@pytest.mark.parametrize("key", ["tools", "functions"])
+def test_declared_tools_are_refused(key):
     """They would be missing from the prompt; none, also as the text `[]`, is none."""
     row = chat(("user", "Why?"), ANSWER)
-    assert [parse(row)] * 3 == [parse(row | {"tools": nothing}) for nothing in (None, [], "[]")]
-    assert (Reason.WRONG_FORM, "tools") == ((error := refusal(row | {"tools": [{"name": "look"}]})).reason, error.field)
+    assert [parse(row)] * 3 == [parse(row | {key: nothing}) for nothing in (None, [], "[]")]
+    assert (Reason.WRONG_FORM, key) == ((error := refusal(row | {key: [{"name": "look"}]})).reason, error.field)
 
 
 # Bytes in JSON
