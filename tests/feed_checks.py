@@ -5,6 +5,7 @@ raises `AssertionError`, or returns what it saw.
 """
 
 import gc
+import math
 import os
 import threading
 import time
@@ -392,24 +393,29 @@ def check_wait_ratio(device: str, busy: float = 0.02, count: int = 50, *, quiet:
         busy: seconds a step.
         count: steps.
         quiet: nothing else runs here, so the known ratio follows from the two times. Else what an observer on the host
-            sees is taken for it, which is right where the consumer is busy on the host.
+            sees is taken for it, which is right where the consumer is busy on the host. Others may get the processor
+            between a look at the clock of the one and of the other: then it is measured again, up to four times.
     """
     is_cuda = torch.device(device).type == "cuda"
     work = busy_on_cuda(busy) if is_cuda else busy_on_host(busy)
     figures: Figures = {"busy_seconds": busy}
     for name, seconds in (("0", 0.0), ("half", busy / 2), ("double", 2 * busy)):
         for way in ("plain", "fed"):
-            source = slow_batches(count, seconds)
-            watched = Watched(feed(source, device) if way == "fed" else source)
-            meter = WaitMeter(device)
-            for _ in meter.over(watched):
-                work()
-            # A kernel runs on while the host makes the next batch; a busy host can't, but has a thread that does.
-            exposed = max(0.0, seconds - busy) if is_cuda or way == "fed" else seconds
-            known = exposed / (exposed + busy) if quiet else watched.ratio
-            assert meter.wait_ratio is not None
-            assert meter.seconds_to_first is not None
-            error = abs(meter.wait_ratio - known)
+            error = math.inf
+            for _ in range(1 if quiet else 4):
+                source = slow_batches(count, seconds)
+                watched = Watched(feed(source, device) if way == "fed" else source)
+                meter = WaitMeter(device)
+                for _ in meter.over(watched):
+                    work()
+                # A kernel runs on while the host makes the next batch; a busy host can't, but has a thread that does.
+                exposed = max(0.0, seconds - busy) if is_cuda or way == "fed" else seconds
+                known = exposed / (exposed + busy) if quiet else watched.ratio
+                assert meter.wait_ratio is not None
+                assert meter.seconds_to_first is not None
+                error = abs(meter.wait_ratio - known)
+                if error <= 0.05:
+                    break
             assert error <= 0.05, f"source of {name}, {way}: {meter.wait_ratio:.3f}, known {known:.3f}"
             figures[f"{name}, {way}"] = {
                 "known": known,

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import forkserver
 from small import tokenizer, write_data
 from torch.utils.data import DataLoader
 
@@ -133,7 +134,7 @@ def test_a_data_loader_gives_each_sample_once_with_or_without_workers(tmp_path, 
     encoder = mmdp.Encoder(tokenizer(), "fixed:4")
     sizes = mmdp.measure(source, encoder)
     rows = Rows(RowBuilder(source, encoder, sizes), [[index] for index in range(12)])
-    context = "spawn" if num_workers else None
+    context = forkserver() if num_workers else None  # all of it is pickled, as with "spawn"
     loader = DataLoader(
         rows,
         batch_size=4,

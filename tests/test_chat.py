@@ -375,6 +375,7 @@ def test_threads_share_a_chat():
     assert wanted == got
 
 
+@pytest.mark.long
 def test_labels_are_the_same_on_the_oldest_transformers(shared, tmp_path):
     """TXT-03: ids and labels do not change with the library, from the oldest we allow to the installed one."""
     script = tmp_path / "labels.py"

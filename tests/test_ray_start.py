@@ -140,7 +140,7 @@ finally:
 @pytest.mark.parametrize(
     ("whose", "code"),
     [
-        ("own handler", 7),
+        pytest.param("own handler", 7, marks=pytest.mark.long),
         pytest.param("none", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("own ray", signal.SIGTERM, marks=pytest.mark.long),
     ],

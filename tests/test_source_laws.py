@@ -91,7 +91,7 @@ MAKERS: dict[str, Callable[[Path, str], Source]] = {
 }
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.long if name == "hub" else ()) for name in MAKERS])
 def make(request, tmp_path, monkeypatch):
     """Makes the source in a folder below this one: name, words that its samples hold -> the source."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -530,6 +530,7 @@ def read_share(source, numbers):
     return num_read, grown, private_bytes() - before - grown, len(held)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="private memory is read from Linux's /proc")
 def test_a_million_rows_cost_the_workers_no_memory(tmp_path):
     """MEM-01: over an epoch of 1 000 000 rows on 4 workers, none grows by a tenth of the rows' size.
