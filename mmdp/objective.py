@@ -60,7 +60,8 @@ def loss(
             belongs to no step. For gradient accumulation: their sum over the micro-steps.
         world_size: a factor, for who takes the mean of gradients over ranks where the sum is meant. By default the
             ranks of the process group where the model is inside DistributedDataParallel or FSDP (`fully_shard` too),
-            which both take the mean, and else 1. Give it where some dimension of FSDP's mesh is not data-parallel.
+            which both take the mean; and else 1, also below `torch.no_grad`, as in an evaluation. Give it where some
+            dimension of FSDP's mesh is not data-parallel.
         always_vision: run the vision tower for a batch without images too. The loss stays what it is, and the tower has
             gradients of 0 instead of none: an optimiser then goes on with its momentum and weight decay, and leaves it
             alone otherwise. Ranks wait for one another where gradients or weights of the tower meet. So by default
@@ -81,7 +82,7 @@ def loss(
     if always_vision is None:
         always_vision = (ranks is not None or (world_size or 1) > 1) and resolve(model, attention).has_vision
     if world_size is None:
-        world_size = _checked(ranks, model)
+        world_size = _checked(ranks, model) if torch.is_grad_enabled() else 1
     divisor = _label_tokens(batch, label_tokens, world_size)
     inputs = adapt(batch, model, attention, always_vision=always_vision, image_processor=image_processor)
     targets = _shifted(inputs.pop("labels"))

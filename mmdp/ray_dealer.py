@@ -126,6 +126,13 @@ class Dealer:
             WorkerError: rows can't be built.
         """
         window = self._window(rank, loop)
+        try:
+            return await self._next(rank, window, released)
+        except asyncio.CancelledError:
+            self._window(rank, loop)  # another loop has let go of these rows, and this says so
+            raise
+
+    async def _next(self, rank: int, window: Window, released: int) -> Dealt | Finished:
         full = window.full
         window.release(released)
         step = await window.next()

@@ -10,6 +10,7 @@ from tiny_models import SPECS, make_model, packed
 from training_runs import gradients
 
 import mmdp
+from mmdp import objective
 from mmdp.families import ATTENTIONS
 from mmdp.records import IGNORE
 
@@ -126,6 +127,17 @@ def test_micro_steps_add_up_to_the_large_batch(family):
     assert loss["whole"] == pytest.approx(loss["micro-steps"], rel=1e-12)
     assert relative(gradient["whole"], gradient["micro-steps"]) < 1e-10
     assert relative(gradient["whole"], gradient["own means"]) > 0.01
+
+
+def test_without_gradients_nobody_takes_their_mean(monkeypatch):
+    """An evaluation on several ranks is the mean over its tokens, and not that times the ranks."""
+    model, batch = make_model("llama"), packed("llama", ROWS)
+    own = float(mmdp.loss(model, batch, label_tokens=batch.label_tokens).detach())
+    monkeypatch.setattr(objective, "_ranks_of_mean", lambda _model: 4)
+    monkeypatch.setattr(objective, "_checked", lambda ranks, _model: ranks)
+    assert 4 * own == pytest.approx(float(mmdp.loss(model, batch, label_tokens=batch.label_tokens).detach()))
+    with torch.no_grad():
+        assert own == pytest.approx(float(mmdp.loss(model, batch, label_tokens=batch.label_tokens)))
 
 
 def test_a_step_over_ranks_is_what_it_divides_by():

@@ -1,5 +1,6 @@
 """Laws of the coordinator and its ranks: the batches of Loader, bit for bit, whoever dies; and what it costs."""
 
+import asyncio
 import gc
 import json
 import os
@@ -464,6 +465,26 @@ def test_one_rank_in_two_places_is_told(coordinator, wanted):
     with pytest.raises(RuntimeError, match="rank 0 has begun another loop since"):
         list(loop)
     close([one, other])
+
+
+@pytest.mark.parametrize(("is_replaced", "error"), [(True, RuntimeError), (False, asyncio.CancelledError)])
+def test_a_step_that_another_loop_lets_go_of_is_told_as_that(dealer, is_replaced, error):
+    """Rows that are waited for are cancelled with their loop, which Ray would raise as an error of its own."""
+
+    class LetGo:
+        loop, full = 1, None
+
+        def release(self, _released):
+            pass
+
+        async def next(self):
+            if is_replaced:
+                dealer._windows.clear()
+            raise asyncio.CancelledError
+
+    dealer._windows[0] = LetGo()
+    with pytest.raises(error):
+        asyncio.run(dealer.take(0, 1, 0))
 
 
 # What it costs
