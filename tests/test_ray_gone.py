@@ -26,8 +26,9 @@ from mmdp.ray_deal import Terms
 from mmdp.ray_executor import read
 from mmdp.ray_fetch import BlockLost, fetch, fetched
 from mmdp.ray_job import Built
-from mmdp.ray_reader import RankReader, raylet_pid, watch
+from mmdp.ray_reader import RankReader
 from mmdp.ray_start import load_ray
+from mmdp.ray_watch import raylet_pid, watch
 from mmdp.ray_worker import Meta
 
 pytest.importorskip("ray")
